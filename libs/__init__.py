@@ -1,0 +1,1 @@
+"""Code shared by the services; imports point downwards only (see the layer contracts in pyproject.toml)."""

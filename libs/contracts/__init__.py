@@ -1,0 +1,1 @@
+"""What travels between services: wire types, the topic table, the envelope."""

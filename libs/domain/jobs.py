@@ -1,0 +1,75 @@
+"""Jobs, their tasks, and which states they move through."""
+
+from __future__ import annotations
+
+import enum
+import zlib
+
+import msgspec
+
+from libs.domain.nodes import Toleration
+from libs.domain.resources import Request
+
+
+class Task(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One pod to be placed: an existing pending pod, or one that the binder will create for a TrainingJob.
+
+    `id` is the pod's uid, or for a pod to be created "<job uid>/<role>/<index>/<attempt>". `version` is the pod's
+    resourceVersion, empty for a pod to be created. `created` is the API server's creation time, seconds since the epoch.
+    """
+
+    id: str
+    name: str
+    namespace: str
+    version: str = ""
+    role: str = ""
+    index: int = 0
+    request: Request = Request()
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    #: Features of the pod that placement does not understand; any entry makes the verdict Never("unsupported").
+    unsupported: tuple[str, ...] = ()
+    created: float = 0.0
+    #: True where the binder creates the pod already bound.
+    create: bool = False
+
+
+class JobHead(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is common to the tasks of a job.
+
+    `key` is "pod/<ns>/<name>", "gang/<ns>/<name>", "podgroup/<ns>/<name>" or "job/<ns>/<name>" (a TrainingJob).
+    `uid` is the TrainingJob's uid, else empty. `gang_min` tasks must hold together; 1 means each task stands alone.
+    `role_min` gives minima per role where the job names roles. `declared` counts the tasks that the job will have.
+    """
+
+    key: str
+    tenant: str
+    namespace: str
+    queue: str = "default"
+    uid: str = ""
+    priority: int = 0
+    gang_min: int = 1
+    role_min: dict[str, int] = {}
+    declared: int = 1
+    #: False: this job's tasks do not evict others (preemptionPolicy: Never).
+    preempts: bool = True
+    created: float = 0.0
+    attempt: int = 0
+    external_id: str = ""  # the id that another system gave
+
+
+class Phase(enum.StrEnum):
+    """States of a job as the outside sees them."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"  # claimed, being written
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+    REJECTED = "Rejected"
+
+
+def partition_of(job_key: str, partitions: int) -> int:
+    """The partition that a job's events travel on; the same in every process and release."""
+    return zlib.crc32(job_key.encode()) % partitions

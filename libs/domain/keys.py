@@ -1,0 +1,43 @@
+"""Names that Drystone reads from and writes to Kubernetes objects: one place, so that a typo cannot split the system."""
+
+from typing import Final
+
+GROUP: Final = "drystone.dev"
+API_VERSION: Final = "drystone.dev/v1alpha1"
+SCHEDULER_NAME: Final = "drystone"
+SYSTEM_NAMESPACE: Final = "drystone-system"
+
+# Asked by the user, on a pod.
+JOB: Final = "drystone.dev/job"
+GANG_MIN: Final = "drystone.dev/gang-min"
+QUEUE: Final = "drystone.dev/queue"
+GPU_FRACTION: Final = "drystone.dev/gpu-fraction"  # "0.5": half of one device
+GPU_MEMORY: Final = "drystone.dev/gpu-memory"  # "8192" or "8Gi": MiB of one device
+GPU_MODELS: Final = "drystone.dev/gpu-models"  # "A100,H100": any of these
+PRIORITY_LABEL: Final = "priority"  # low | normal | high
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+
+# Read from a node (GPU feature discovery and ours).
+NODE_GPU_MODEL: Final = "nvidia.com/gpu.product"
+NODE_GPU_MEMORY: Final = "nvidia.com/gpu.memory"  # MiB of one device
+
+# Written by the binder, in the very call that binds.
+GPUS: Final = "drystone.dev/gpus"  # "0,3"
+GPU_MIB: Final = "drystone.dev/gpu-memory-mib"  # granted MiB per device
+GPU_MILLI: Final = "drystone.dev/gpu-milli"  # granted share per device, 1000 = whole
+CLAIM: Final = "drystone.dev/claim"
+JOB_KEY: Final = "drystone.dev/job-key"  # on pods we created
+TASK: Final = "drystone.dev/task"  # "<role>/<index>/<attempt>" on pods we created
+
+POD_GROUP_LABELS: Final = (
+    "scheduling.x-k8s.io/pod-group",  # scheduler-plugins
+    "pod-group.scheduling.sigs.k8s.io",  # scheduler-plugins, older
+    "scheduling.k8s.io/group-name",  # Volcano (annotation in its older releases)
+    "pod-group-name",  # KAI (annotation)
+    "gang.scheduling.koordinator.sh/name",  # Koordinator (annotation)
+)
+QUEUE_LABELS: Final = ("kai.scheduler/queue", "kueue.x-k8s.io/queue-name", "volcano.sh/queue-name")
+DEFAULT_QUEUE: Final = "default"
+
+#: The understood values of the label `priority`, where a pod names no PriorityClass.
+PRIORITY_WORDS: Final = {"low": -100, "normal": 0, "high": 100}

@@ -1,0 +1,81 @@
+"""Plans: what placement decided for one job, with what it was decided against."""
+
+from __future__ import annotations
+
+import msgspec
+
+from libs.domain.resources import Charge
+
+
+class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One task to one node. `claim` is unique for ever: a late write under an old claim finds itself refused.
+
+    `node_spec` is the node's digest that the decision saw. `version` is the pod's resourceVersion (empty: to create).
+    """
+
+    claim: str
+    task: str
+    name: str
+    node: str
+    node_spec: str
+    charge: Charge
+    version: str = ""
+    create: bool = False
+    role: str = ""
+    index: int = 0
+
+
+class Victim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A running task that yields. `uid` is its precondition; `guarded` says that a PodDisruptionBudget selects it."""
+
+    uid: str
+    name: str
+    namespace: str
+    node: str
+    job: str
+    priority: int
+    guarded: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Assignments of one job. With `gang` the ledger takes all of them or none.
+
+    `partition`, `epoch` and `generation` are fences: a plan of an owner that lost its partition, or of a ledger that
+    was rebuilt since, is refused. `cause` is the id of the event that led here.
+    """
+
+    id: str
+    job: str
+    job_uid: str
+    namespace: str
+    queue: str
+    partition: int
+    epoch: int
+    generation: int
+    gang: bool
+    assignments: tuple[Assignment, ...]
+    cause: str = ""
+    priority: int = 0
+    tenant: str = ""
+    attempt: int = 0
+    traceparent: str = ""
+
+
+class EvictionPlan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Victims that make room for `assignments` of a waiting job. The commit marks the victims and creates one earmark
+    per assignment (its charge on its node), so that the room belongs to the beneficiary from the first moment."""
+
+    id: str
+    job: str
+    job_uid: str
+    namespace: str
+    queue: str
+    partition: int
+    epoch: int
+    generation: int
+    priority: int
+    victims: tuple[Victim, ...]
+    assignments: tuple[Assignment, ...]
+    rule: str = "priority"
+    cause: str = ""
+    tenant: str = ""

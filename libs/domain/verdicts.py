@@ -1,0 +1,93 @@
+"""A refusal is a value: what is in the way, on how many nodes, what would change it, and whether more nodes would."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Wake(enum.StrEnum):
+    """Kinds of events that can change a verdict."""
+
+    ROOM_FREED = "room-freed"
+    NODE_ADDED = "node-added"
+    NODE_CHANGED = "node-changed"
+    QUOTA_FREED = "quota-freed"
+    TASKS_ADDED = "tasks-added"
+    SPEC_CHANGED = "spec-changed"
+    TIME = "time"
+
+
+class Reason(enum.StrEnum):
+    """Why something does not fit. The first block is per node; the second is about the job as a whole."""
+
+    NOT_READY = "node not ready"
+    CORDONED = "node cordoned"
+    TAINT = "untolerated taint"
+    SELECTOR = "node selector does not match"
+    CPU = "not enough CPU"
+    MEMORY = "not enough memory"
+    PODS = "no pod slot left"
+    GPU_COUNT = "not enough free GPUs"
+    GPU_SHARE = "no GPU with enough free share or memory"
+    GPU_MODEL = "GPU model does not match"
+    GPU_CLOSED = "GPUs cannot be given out by index"
+    GPU_FOREIGN = "a foreign pod holds GPUs of unknown index"
+    CPU_TOTAL = "node too small: CPU"
+    MEMORY_TOTAL = "node too small: memory"
+    GPU_TOTAL = "node too small: GPUs"
+    GPU_MEMORY_TOTAL = "GPUs too small: memory"
+
+    QUOTA = "queue limit"
+    QUOTA_NEVER = "request exceeds the queue's limit"
+    GANG_INCOMPLETE = "gang has fewer pods than its minimum"
+    GANG_ROOM = "not enough room for the whole gang at once"
+    UNSUPPORTED = "unsupported pod feature"
+    GATED = "scheduling gates"
+    NO_NODES = "the cluster has no nodes"
+    EVICTING = "waiting for evicted pods to leave"
+    RETRY = "changed while being decided; retried"
+
+
+#: Per-node reasons that no departure of other tasks can remove.
+LASTING = frozenset(
+    {
+        Reason.TAINT,
+        Reason.SELECTOR,
+        Reason.GPU_MODEL,
+        Reason.GPU_CLOSED,
+        Reason.CPU_TOTAL,
+        Reason.MEMORY_TOTAL,
+        Reason.GPU_TOTAL,
+        Reason.GPU_MEMORY_TOTAL,
+    }
+)
+
+
+class Kind(enum.StrEnum):
+    FITS = "Fits"
+    NOT_NOW = "NotNow"
+    NEVER = "Never"
+    WAIT = "Wait"
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The outcome of deciding one job.
+
+    `nodes` counts nodes by the first reason found on each. `more_nodes_help` is what autoscalers ask: it makes the pod
+    condition's reason `Unschedulable`. `helps` says in words what would change the verdict.
+    """
+
+    kind: Kind
+    reason: Reason | None = None
+    message: str = ""
+    nodes: dict[str, int] = {}
+    wakes_on: tuple[Wake, ...] = ()
+    more_nodes_help: bool = False
+    helps: tuple[str, ...] = ()
+    task: str = ""  # name of the task that the counts speak of
+    policy: str = ""
+
+
+FITS = Verdict(kind=Kind.FITS)

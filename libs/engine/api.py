@@ -1,0 +1,110 @@
+"""What callers of the engine see: pending jobs in, decisions out. Services, embedded mode and simulator share it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from libs.domain.jobs import JobHead, Task
+from libs.domain.nodes import Node
+from libs.domain.plans import Victim
+from libs.domain.queues import Queue
+from libs.domain.resources import Charge
+from libs.domain.usage import NodeUse, QueueUse
+from libs.domain.verdicts import Verdict
+
+
+class PendingJob(msgspec.Struct, frozen=True):
+    """A job with tasks to place. `held` counts its tasks that are bound or claimed already (they count towards the
+    gang's minimum). `evicting`: victims of an earlier decision are still leaving; do not evict more."""
+
+    head: JobHead
+    tasks: tuple[Task, ...]
+    held: int = 0
+    evicting: bool = False
+    may_evict: bool = True
+
+
+class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A pod that holds room: what preemption chooses from. `ours` False is never evicted. `gang_held`/`gang_min` come
+    from counting its job's running tasks in the snapshot. `marked`: it makes room for somebody already."""
+
+    uid: str
+    name: str
+    namespace: str
+    node: str
+    job: str
+    queue: str
+    priority: int
+    charge: Charge
+    ours: bool
+    gang_min: int = 1
+    guarded: bool = False
+    terminating: bool = False
+    started: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One task on one node, with the node's spec digest that was seen."""
+
+    task: Task
+    node: str
+    node_spec: str
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome for one job. Verdict Fits: `placements` are to be committed (some tasks may stay pending where the
+    job is no gang; `leftover` then says why the first of those does not fit). With `victims`, `placements` are what
+    the freed room is earmarked for."""
+
+    job: str
+    verdict: Verdict
+    placements: tuple[Placement, ...] = ()
+    victims: tuple[Victim, ...] = ()
+    leftover: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """`weights` are policy name -> weight; scores are integers 0..100 per policy. `candidates` > 1 draws among that
+    many best nodes (for replicas that contend), with a generator seeded by `seed`."""
+
+    weights: dict[str, int] = field(default_factory=lambda: {"best-fit": 1})
+    candidates: int = 1
+    seed: int = 0
+
+
+class Engine(Protocol):
+    """Holds a snapshot and decides. All methods are synchronous and bounded by the size of what they are given."""
+
+    def node_seen(self, node: Node) -> None: ...
+
+    def node_gone(self, name: str) -> None: ...
+
+    def use_seen(self, use: NodeUse) -> bool:
+        """Apply if newer; whether it was. May precede the node."""
+        ...
+
+    def queue_seen(self, queue: Queue) -> None: ...
+
+    def queue_gone(self, path: str) -> None: ...
+
+    def queue_use_seen(self, use: QueueUse) -> None: ...
+
+    def pod_seen(self, task: RunningTask) -> None: ...
+
+    def pod_gone(self, uid: str) -> None: ...
+
+    def decide(self, jobs: list[PendingJob]) -> list[Decision]:
+        """Decide in the given jobs' order of (priority, age, key), later ones seeing what earlier ones took. What was
+        taken stays in the snapshot as tentative until `settle`."""
+        ...
+
+    def settle(self) -> None:
+        """Forget what `decide` took tentatively: the ledger's answers (`use_seen`) are the truth now."""
+        ...

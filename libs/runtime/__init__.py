@@ -1,0 +1,1 @@
+"""Structured concurrency for services: supervised tasks, phases, back-off, merging queues, clocks."""
