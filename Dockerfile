@@ -1,0 +1,20 @@
+# One image for every service: `docker run drystone service placement`.
+FROM python:3.13-slim AS build
+WORKDIR /src
+COPY requirements.lock pyproject.toml README.md ./
+RUN python -m venv /opt/drystone \
+    && /opt/drystone/bin/pip install --no-cache-dir --require-hashes --requirement requirements.lock
+COPY libs libs
+COPY services services
+COPY cli cli
+COPY bench bench
+COPY tools tools
+RUN /opt/drystone/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
+
+FROM python:3.13-slim
+COPY --from=build /opt/drystone /opt/drystone
+ENV PATH=/opt/drystone/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001:10001
+EXPOSE 8080
+ENTRYPOINT ["drystone"]
+CMD ["--help"]
