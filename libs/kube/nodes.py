@@ -1,0 +1,97 @@
+"""Nodes read into domain values, with a digest of everything a placement decision depends on.
+
+The digest ignores what changes without meaning anything for placement (heartbeats, annotations, images, usage), so a
+decision made against it stays good through a thousand status updates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from libs.domain import keys
+from libs.domain.nodes import Gpu, Node, Taint
+from libs.kube.objects import NodeObject, Quantities, node_decoder
+from libs.kube.quantities import mib, milli, units
+
+#: Labels that change with time alone.
+_HEARTBEAT_LABELS: Final = frozenset({"nvidia.com/gfd.timestamp"})
+#: Conditions under which a kubelet refuses pods, or pods cannot talk, whatever the taints say.
+_REFUSING: Final = frozenset({"DiskPressure", "PIDPressure", "NetworkUnavailable"})
+_DEFAULT_PODS: Final = 110
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def parse_node(raw: bytes) -> Node:
+    """Raises msgspec.DecodeError where `raw` is no node. A quantity that cannot be read counts as none."""
+    return node_of(node_decoder.decode(raw))
+
+
+def node_of(seen: NodeObject) -> Node:
+    meta, allocatable = seen.metadata, seen.status.allocatable or {}
+    labels = {k: v for k, v in (meta.labels or {}).items() if k not in _HEARTBEAT_LABELS}
+    taints = tuple(sorted((Taint(t.key, t.value or "", t.effect) for t in seen.spec.taints or ()), key=_taint_order))
+    cpu = _read(allocatable, "cpu", in_milli=True)
+    mem = mib(_read(allocatable, "memory"), up=False)
+    pods = _read(allocatable, "pods") if "pods" in allocatable else _DEFAULT_PODS
+    count = _read(allocatable, keys.GPU_RESOURCE)
+    closed = _closed(labels, allocatable)
+    device_mib = int(labels[keys.NODE_GPU_MEMORY]) if labels.get(keys.NODE_GPU_MEMORY, "").isdecimal() else 0
+    model = labels.get(keys.NODE_GPU_MODEL, "")
+    gpus = tuple(Gpu(index=i, mib=device_mib, model=model) for i in range(count))
+    unschedulable = bool(seen.spec.unschedulable)
+    ready = _ready(seen)
+    return Node(
+        name=meta.name,
+        uid=meta.uid,
+        version=meta.resource_version,
+        spec=_digest(labels, taints, unschedulable, ready, cpu, mem, pods, count, closed),
+        cpu=cpu,
+        mem=mem,
+        pods=pods,
+        gpus=gpus,
+        labels=labels,
+        taints=taints,
+        unschedulable=unschedulable,
+        ready=ready,
+        gpus_closed=closed,
+    )
+
+
+def _taint_order(taint: Taint) -> tuple[str, str, str]:
+    return taint.key, taint.effect, taint.value
+
+
+def _read(allocatable: Quantities, name: str, *, in_milli: bool = False) -> int:
+    try:
+        value = allocatable.get(name, 0)
+        return max(0, milli(value, False) if in_milli else units(value, False))
+    except ValueError:
+        return 0
+
+
+def _ready(seen: NodeObject) -> bool:
+    conditions = {c.type: c.status for c in seen.status.conditions or ()}
+    if conditions.get("Ready") != "True" or seen.metadata.deletion_timestamp is not None:
+        return False
+    return not any(conditions.get(name) == "True" for name in _REFUSING)
+
+
+def _closed(labels: dict[str, str], allocatable: Quantities) -> str:
+    """Why an index does not stand for one undivided device here."""
+    product = labels.get(keys.NODE_GPU_MODEL, "")
+    if "-MIG-" in product or any(name.startswith("nvidia.com/mig-") for name in allocatable):
+        return "MIG mode"
+    replicas = labels.get("nvidia.com/gpu.replicas", "")
+    if replicas.isdecimal() and int(replicas) > 1:
+        return "time-sliced"
+    if product.endswith("-SHARED") or "nvidia.com/gpu.shared" in allocatable:
+        return "time-sliced"
+    return ""
+
+
+def _digest(*facts: object) -> str:
+    return hashlib.blake2b(_encode(facts), digest_size=8).hexdigest()
