@@ -1,0 +1,297 @@
+"""What placement concludes, without doing anything: plans from placements, words from verdicts, what follows a refusal.
+
+Everything here is a function of its arguments; random numbers are handed in.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from libs.contracts.events import JobStatus, Landed
+from libs.domain.jobs import JobHead, Phase, Task
+from libs.domain.nodes import Gpu, Node, newer
+from libs.domain.plans import Assignment, EvictionPlan, Plan, Victim
+from libs.domain.verdicts import Kind, Reason, Verdict, Wake
+from libs.engine.api import Placement
+from libs.store.port import Refusal
+from services.placement.jobs import Job
+
+# --- fences and ids --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tenure:
+    """Our life as owner of one partition: what every plan of it is fenced by, and the next plan's number."""
+
+    partition: int
+    epoch: int
+    generation: int
+    seq: int = 0
+
+    def next_id(self) -> str:
+        """Unique for ever: a data set has one generation, an epoch in it one owner, an owner one sequence."""
+        self.seq += 1
+        return f"{self.generation}.{self.partition}.{self.epoch}.{self.seq}"
+
+
+def plan_of(job: Job, placements: Sequence[Placement], tenure: Tenure, *, gang: bool) -> Plan:
+    head, plan_id = job.head, tenure.next_id()
+    return Plan(
+        id=plan_id,
+        job=head.key,
+        job_uid=head.uid,
+        namespace=head.namespace,
+        queue=head.queue,
+        partition=tenure.partition,
+        epoch=tenure.epoch,
+        generation=tenure.generation,
+        gang=gang,
+        assignments=_assignments(plan_id, placements),
+        cause=job.cause,
+        priority=head.priority,
+        tenant=head.tenant,
+        attempt=head.attempt,
+        traceparent=job.traceparent,
+    )
+
+
+def eviction_of(job: Job, placements: Sequence[Placement], victims: tuple[Victim, ...], tenure: Tenure) -> EvictionPlan:
+    head, plan_id = job.head, tenure.next_id()
+    return EvictionPlan(
+        id=plan_id,
+        job=head.key,
+        job_uid=head.uid,
+        namespace=head.namespace,
+        queue=head.queue,
+        partition=tenure.partition,
+        epoch=tenure.epoch,
+        generation=tenure.generation,
+        priority=head.priority,
+        victims=victims,
+        assignments=_assignments(plan_id, placements),
+        cause=job.cause,
+        tenant=head.tenant,
+    )
+
+
+def _assignments(plan_id: str, placements: Sequence[Placement]) -> tuple[Assignment, ...]:
+    return tuple(
+        Assignment(
+            claim=f"{plan_id}.{number}",
+            task=p.task.id,
+            name=p.task.name,
+            node=p.node,
+            node_spec=p.node_spec,
+            charge=p.charge,
+            version=p.task.version,
+            create=p.task.create,
+            role=p.task.role,
+            index=p.task.index,
+        )
+        for number, p in enumerate(placements)
+    )
+
+
+# --- who looks alike -------------------------------------------------------------------------------------------------
+
+
+def signature(job: Job, tasks: Sequence[Task], held: int, *, may_evict: bool) -> Hashable:
+    """Jobs with equal signatures get equal verdicts from one and the same view. A job whose victims are leaving has room
+    of its own, so it looks like nobody."""
+    if job.evicting is not None:
+        return job.head.key
+    head = job.head
+    looks = tuple(task_signature(t) for t in tasks) if len(tasks) == 1 else _counted(tasks)
+    return (
+        head.queue,
+        head.priority,
+        head.preempts and may_evict,
+        head.gang_min,
+        held,
+        tuple(sorted(head.role_min.items())) if head.role_min else (),
+        looks,
+    )
+
+
+def task_signature(task: Task) -> Hashable:
+    return (
+        task.request.cpu,
+        task.request.mem,
+        msgspec.structs.astuple(task.request.gpu),
+        tuple(sorted(task.node_selector.items())) if task.node_selector else (),
+        tuple(msgspec.structs.astuple(t) for t in task.tolerations),
+        task.unsupported,
+    )
+
+
+def _counted(tasks: Sequence[Task]) -> Hashable:
+    counts: dict[Hashable, int] = {}
+    for task in tasks:
+        key = (task.role, task_signature(task))
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(counts.items())
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def tempered(verdict: Verdict, *, seen: str, view: str, waited_s: float, bound_s: float) -> Verdict:
+    """Never is said only by a view at least as new as the event's: a task can outrun its queue or its node on another
+    topic. `bound_s` limits the wait, because what the event saw may since have been deleted or compacted away; a Never
+    that was said too early is taken back by the fact that voids it."""
+    if verdict.kind is not Kind.NEVER or not seen or not newer(seen, view) or waited_s >= bound_s:
+        return verdict
+    return Verdict(
+        kind=Kind.WAIT,
+        reason=Reason.RETRY,
+        message="the view of nodes and queues is older than the job; decided again as it catches up",
+        wakes_on=(Wake.TIME, Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.QUOTA_FREED),
+    )
+
+
+_WORDS: Final = {
+    Reason.QUOTA: "QuotaExceeded",
+    Reason.QUOTA_NEVER: "QuotaExceeded",
+    Reason.GANG_INCOMPLETE: "GangIncomplete",
+    Reason.UNSUPPORTED: "Unsupported",
+    Reason.GATED: "SchedulingGated",
+    Reason.EVICTING: "WaitingForEvictions",
+}
+
+
+def reason_word(verdict: Verdict) -> str:
+    """The pod condition's reason. `Unschedulable` makes an autoscaler add nodes, so it is said exactly when that helps."""
+    if verdict.more_nodes_help:
+        return "Unschedulable"
+    if verdict.reason in _WORDS:
+        return _WORDS[verdict.reason]
+    return "NeverFits" if verdict.kind is Kind.NEVER else "Waiting"
+
+
+def words(verdict: Verdict) -> str:
+    """The verdict as a sentence for people; at most 1,000 characters."""
+    parts = [verdict.message or (str(verdict.reason) if verdict.reason else str(verdict.kind))]
+    if verdict.nodes and not any(reason in parts[0] for reason in verdict.nodes):
+        ranked = sorted(verdict.nodes.items(), key=lambda item: (-item[1], item[0]))
+        parts.append("nodes: " + ", ".join(f"{count} {reason}" for reason, count in ranked))
+    if verdict.helps and not any(help_ in parts[0] for help_ in verdict.helps):
+        parts.append("would help: " + "; ".join(verdict.helps))
+    return ". ".join(part.rstrip(".") for part in parts)[:1000]
+
+
+def noted(verdict: Verdict, note: str) -> Verdict:
+    return msgspec.structs.replace(verdict, message=f"{words(verdict)} ({note})") if note else verdict
+
+
+def told(job: Job, phase: Phase, *, reason: str = "", message: str = "", verdict: Verdict | None = None) -> JobStatus:
+    head = job.head
+    return JobStatus(
+        id=head.external_id or head.key,
+        job=head.key,
+        tenant=head.tenant,
+        namespace=head.namespace,
+        phase=phase,
+        reason=reason,
+        message=message,
+        tasks=max(head.declared, len(job.tasks) + len(job.bound)),
+        bound=len(job.bound),
+        attempt=head.attempt,
+        verdict=verdict,
+        cause=job.cause,
+    )
+
+
+# --- what follows a refusal ------------------------------------------------------------------------------------------
+
+
+class Next(enum.Enum):
+    AGAIN = "again"  # decide again, at once
+    LATER = "later"  # decide again after a pause
+    FORGET = "forget"  # the task has ended
+    FENCED = "fenced"  # we are not who we think we are: open or take again first
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    next: Next
+    after_s: float = 0.0
+
+
+#: Refusals that mean that our fences are old, not that the decision was bad.
+FENCES: Final = frozenset({Refusal.REBUILDING, Refusal.GENERATION, Refusal.EPOCH})
+_STALE: Final = frozenset({Refusal.NODE_CHANGED, Refusal.NODE_GONE, Refusal.HELD})
+
+
+def judge_refusal(refusal: Refusal, refusals: int, *, at_once: int, jitter: float) -> Judgement:
+    """What follows the ledger's refusal. Its answer brought the node's fresh use, so a race over room is decided again
+    at once; where the answer brings nothing newer (the node's facts travel on another topic, a claim must end first),
+    or after `at_once` refusals in a row, there is a pause that grows."""
+    if refusal in FENCES:
+        return Judgement(Next.FENCED)
+    if refusal is Refusal.TOMBSTONE:
+        return Judgement(Next.FORGET)
+    if refusal is Refusal.HELD:
+        return Judgement(Next.LATER, _pause(refusals, 0.5, 5.0, jitter))
+    if refusals < (1 if refusal in _STALE else at_once):
+        return Judgement(Next.AGAIN)
+    return Judgement(Next.LATER, _pause(refusals - at_once, 0.02, 2.0, jitter))
+
+
+def judge_outcome(landed: Landed, failures: int, *, at_once: int, jitter: float) -> Judgement | None:
+    """What follows the binder's report about one task; None where there is nothing to do (bound)."""
+    match landed:
+        case Landed.BOUND:
+            return None
+        case Landed.GONE:
+            return Judgement(Next.FORGET)
+        case Landed.REPLAN:
+            if failures < at_once:
+                return Judgement(Next.AGAIN)
+            return Judgement(Next.LATER, _pause(failures - at_once, 0.1, 10.0, jitter))
+        case Landed.REFUSED:
+            return Judgement(Next.LATER, _pause(failures, 1.0, 300.0, jitter))
+
+
+def _pause(times: int, base_s: float, cap_s: float, jitter: float) -> float:
+    """Growing, capped; `jitter` in 0..1 takes up to half of it away."""
+    return min(cap_s, base_s * 2.0 ** min(max(times, 0), 16)) * (1.0 - jitter / 2)
+
+
+# --- measured facts --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the exporter says of one device; `at` is when we received it (monotonic)."""
+
+    mib: int
+    model: str
+    uuid: str
+    at: float
+
+
+def filled(node: Node, measured: dict[int, Measured], *, now: float, max_age_s: float) -> Node:
+    """The node with what it does not declare about its devices taken from fresh measurements. Declared facts win: they
+    are what the device plugin was configured by, and they do not flicker."""
+    if not node.gpus or not measured or all(g.mib and g.model for g in node.gpus):
+        return node
+    gpus: list[Gpu] = []
+    for gpu in node.gpus:
+        fact = measured.get(gpu.index)
+        if fact is None or now - fact.at > max_age_s:
+            gpus.append(gpu)
+        else:
+            gpus.append(
+                Gpu(
+                    index=gpu.index,
+                    mib=gpu.mib or fact.mib,
+                    model=gpu.model or fact.model.replace(" ", "-"),
+                    uuid=gpu.uuid or fact.uuid,
+                )
+            )
+    return msgspec.structs.replace(node, gpus=tuple(gpus))

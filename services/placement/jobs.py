@@ -1,0 +1,274 @@
+"""The pending set: what waits in the partitions that this replica owns. Re-derivable, so nothing here is ever saved.
+
+Hints arrive late, twice and out of order. The rules that make that harmless: a task is merged by id, the higher version
+wins; a task that was bound or has ended is remembered for a while and never comes back; a claim is held beside its task,
+so a refused write finds everything needed to decide again. Pure: time is handed in, nothing is awaited.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from libs.contracts.events import JobChanged
+from libs.domain.jobs import JobHead, Task
+from libs.domain.nodes import newer
+from libs.domain.verdicts import Verdict
+from libs.engine.api import PendingJob
+
+#: How many ended or bound task ids are remembered. At 1,000 pods/s this is more than two minutes, and a hint or a list
+#: that is older than that is caught by the ledger (tombstones, held tasks).
+REMEMBERED: Final = 200_000
+
+Order = tuple[int, float, str]
+
+
+@dataclass(slots=True)
+class Claim:
+    id: str
+    at: float  # monotonic, when it was committed
+
+
+@dataclass(slots=True)
+class Evicting:
+    """Victims that have not left yet, by uid -> node."""
+
+    plan: str
+    victims: dict[str, str]
+    since: float
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One job with tasks that are not bound yet. `claims` is a part of `tasks`: decided, not seen bound."""
+
+    head: JobHead
+    partition: int
+    since: float
+    tasks: dict[str, Task] = field(default_factory=dict)
+    claims: dict[str, Claim] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+    evicting: Evicting | None = None
+    verdict: Verdict | None = None
+    refusals: int = 0  # by the ledger, in a row
+    failures: int = 0  # by the API server, in a row
+    evictions: int = 0  # decided for this job, in a row without a start
+    not_before: float = 0.0
+    seen: str = ""
+    never_since: float = 0.0
+    cause: str = ""
+    traceparent: str = ""
+    told: str = ""  # what the world was last told, to say nothing twice
+
+    @property
+    def order(self) -> Order:
+        """Higher priority first, then the older, then by name: the order of every queue here."""
+        return -self.head.priority, self.head.created, self.head.key
+
+    @property
+    def waiting(self) -> tuple[Task, ...]:
+        """Tasks without a claim."""
+        if not self.claims:
+            return tuple(self.tasks.values())
+        return tuple(t for t in self.tasks.values() if t.id not in self.claims)
+
+
+class Ended:
+    """A bounded memory of ids, oldest forgotten first."""
+
+    def __init__(self, most: int = REMEMBERED) -> None:
+        self._ids: dict[str, None] = {}
+        self._most = most
+
+    def add(self, ids: Iterable[str]) -> None:
+        known = self._ids
+        for one in ids:
+            known[one] = None
+        while len(known) > self._most:
+            del known[next(iter(known))]
+
+    def forget(self, one: str) -> None:
+        self._ids.pop(one, None)
+
+    def __contains__(self, one: str) -> bool:
+        return one in self._ids
+
+
+class Pending:
+    """Jobs by key and by partition, which of them are dirty, and which wait for a time."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.ended = Ended()
+        #: job key -> ids of its tasks that hold room, from the facts about running pods. Gangs only.
+        self.running: dict[str, set[str]] = {}
+        self._dirty: set[str] = set()
+        self._queue: list[Order] = []
+        self._timers: list[tuple[float, str]] = []
+
+    # -- what arrives ---------------------------------------------------------------------------------------------------
+
+    def merge(self, change: JobChanged, partition: int, now: float) -> Job | None:
+        """Take in a hint or a listed job. Returns the job where it has something new to decide."""
+        head = change.head
+        job = self.jobs.get(head.key)
+        if change.gone or change.bound:
+            self.ended.add(change.gone)
+            self.ended.add(change.bound)
+            if job is not None:
+                self._settle(job, change.bound, change.gone)
+        new = False
+        ended = self.ended
+        for task in change.tasks:
+            if task.id in ended:
+                continue
+            if job is None:
+                job = self.jobs[head.key] = Job(head=head, partition=partition, since=now)
+            known = job.tasks.get(task.id)
+            if known is not None and not newer(task.version, known.version):
+                continue
+            if task.id in job.bound:
+                continue
+            job.tasks[task.id] = task
+            # A task whose claim is on its way is only remembered in its new version: the binder finds out.
+            new = new or task.id not in job.claims
+        if job is None:
+            return None
+        if change.tasks or change.deleted:
+            if job.head is not head and job.head != head:
+                new = new or job.head.attempt != head.attempt or job.head.gang_min != head.gang_min
+                job.head = _merged(job.head, head)
+            if change.seen and newer(change.seen, job.seen):
+                job.seen = change.seen
+            if new:
+                job.cause, job.traceparent = change.cause or job.cause, change.traceparent or job.traceparent
+        if new:
+            job.failures = 0 if job.failures and not job.claims else job.failures
+            self.dirty(job)
+        elif change.bound or change.gone:
+            self.drop_if_idle(job)
+        return job if new else None
+
+    def take_bound(self, job: Job, ids: Iterable[str]) -> None:
+        ids = tuple(ids)
+        self.ended.add(ids)
+        self._settle(job, ids, ())
+
+    def take_gone(self, job: Job, ids: Iterable[str]) -> None:
+        ids = tuple(ids)
+        self.ended.add(ids)
+        self._settle(job, (), ids)
+
+    def _settle(self, job: Job, bound: Iterable[str], gone: Iterable[str]) -> None:
+        keeps = job.head.gang_min > 1 or bool(job.head.uid)
+        for one in bound:
+            job.tasks.pop(one, None)
+            job.claims.pop(one, None)
+            if keeps:
+                job.bound.add(one)
+        for one in gone:
+            job.tasks.pop(one, None)
+            job.claims.pop(one, None)
+            job.bound.discard(one)
+
+    def drop_if_idle(self, job: Job) -> bool:
+        """Forget a job with nothing left to do. Gangs and TrainingJobs stay (their held tasks count) until the slow pass
+        finds them idle."""
+        if job.tasks or job.evicting or job.head.uid or job.head.gang_min > 1:
+            return False
+        self.remove(job.head.key)
+        return True
+
+    def remove(self, key: str) -> Job | None:
+        self._dirty.discard(key)
+        return self.jobs.pop(key, None)
+
+    def drop_partition(self, partition: int) -> list[Job]:
+        lost = [job for job in self.jobs.values() if job.partition == partition]
+        for job in lost:
+            self.remove(job.head.key)
+        return lost
+
+    def held(self, job: Job) -> int:
+        """Tasks that count towards the gang's minimum already: bound or claimed."""
+        running = self.running.get(job.head.key)
+        if not job.claims and not job.bound and not running:
+            return 0
+        held = job.bound | job.claims.keys()
+        return len(held | running) if running else len(held)
+
+    # -- what is to be decided ------------------------------------------------------------------------------------------
+
+    def dirty(self, job: Job) -> None:
+        key = job.head.key
+        if key not in self._dirty:
+            self._dirty.add(key)
+            heapq.heappush(self._queue, job.order)
+
+    def later(self, job: Job, at: float) -> None:
+        """Not before `at` (monotonic)."""
+        job.not_before = max(job.not_before, at)
+        heapq.heappush(self._timers, (job.not_before, job.head.key))
+
+    def ripen(self, now: float) -> float | None:
+        """Make jobs dirty whose time has come; returns when the next one's time comes."""
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            _, key = heapq.heappop(timers)
+            job = self.jobs.get(key)
+            if job is not None and job.not_before <= now:
+                self.dirty(job)
+        return timers[0][0] if timers else None
+
+    @property
+    def has_dirty(self) -> bool:
+        return bool(self._dirty)
+
+    def take(self, limit: int, active: Iterable[int], now: float) -> list[Job]:
+        """The first dirty jobs in order, of `active` partitions, with about `limit` tasks (one job may exceed it). Jobs
+        that are not to be decided yet stay out: their timer, or the take-over of their partition, makes them dirty."""
+        open_partitions = frozenset(active)
+        taken: list[Job] = []
+        room = limit
+        while self._queue and room > 0:
+            key = self._queue[0][2]
+            job = self.jobs.get(key)
+            if key not in self._dirty or job is None:
+                heapq.heappop(self._queue)
+                self._dirty.discard(key)
+                continue
+            tasks = len(job.tasks) - len(job.claims)
+            if taken and tasks > room:
+                break
+            heapq.heappop(self._queue)
+            self._dirty.discard(key)
+            if tasks <= 0 or job.not_before > now or job.partition not in open_partitions:
+                continue
+            taken.append(job)
+            room -= tasks
+        return taken
+
+    def of_partition(self, partition: int) -> Iterator[Job]:
+        return (job for job in self.jobs.values() if job.partition == partition)
+
+    def to_engine(self, job: Job, *, may_evict: bool) -> PendingJob:
+        return PendingJob(
+            head=job.head,
+            tasks=job.waiting,
+            held=self.held(job),
+            evicting=job.evicting is not None,
+            may_evict=may_evict,
+        )
+
+
+def _merged(known: JobHead, head: JobHead) -> JobHead:
+    """The newer words, the older age: a gang is as old as its first pod, whichever pod the hint was about."""
+    if head.attempt < known.attempt:
+        return known
+    if head.attempt == known.attempt and 0 < known.created < head.created:
+        return msgspec.structs.replace(head, created=known.created)
+    return head
