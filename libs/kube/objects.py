@@ -51,7 +51,7 @@ class Meta(_Part, frozen=True):
         return self.creation_timestamp.timestamp() if self.creation_timestamp else 0.0
 
 
-# --- pods ----------------------------------------------------------------------------------
+# --- pods ---------------------------------------------------------------------------------------------------
 
 Quantities = dict[str, Quantity]
 
@@ -126,7 +126,7 @@ class PodTemplate(_Part, frozen=True):
     spec: PodSpec = PodSpec()
 
 
-# --- nodes ----------------------------------------------------------------------------------
+# --- nodes --------------------------------------------------------------------------------------------------
 
 
 class TaintPart(_Part, frozen=True):
@@ -152,7 +152,7 @@ class NodeObject(_Part, frozen=True):
     status: NodeStatus = NodeStatus()
 
 
-# --- the rest ----------------------------------------------------------------------------------
+# --- the rest -----------------------------------------------------------------------------------------------
 
 
 class PriorityClass(_Part, frozen=True):

@@ -53,7 +53,7 @@ def tolerations(spec: PodSpec) -> tuple[Toleration, ...]:
     )
 
 
-# --- CPU, memory, extended resources ----------------------------------------------------------------------------------
+# --- CPU, memory, extended resources ------------------------------------------------------------------------
 
 
 def _effective(spec: PodSpec, problems: list[str]) -> Sums:
@@ -126,7 +126,7 @@ def _most(into: Sums, other: Mapping[str, int]) -> None:
             into[name] = amount
 
 
-# --- GPUs ----------------------------------------------------------------------------------
+# --- GPUs ---------------------------------------------------------------------------------------------------
 
 
 def _gpu(count: int, annotations: Mapping[str, str], problems: list[str]) -> GpuRequest:
@@ -190,7 +190,7 @@ def models_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted({m.strip() for m in text.split(",") if m.strip()})) if text else ()
 
 
-# --- features ----------------------------------------------------------------------------------
+# --- features -----------------------------------------------------------------------------------------------
 
 
 class _Affinity(msgspec.Struct, frozen=True, rename="camel"):

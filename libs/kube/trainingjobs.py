@@ -1,0 +1,366 @@
+"""TrainingJobs (`trainingjobs.drystone.dev`): read, expanded into tasks, and made into pods that are born bound.
+
+The pod's name is a function of (job, role, index, attempt), so that a second creation meets the first one under the
+same name instead of making a twin. Pods carry the job as controller, the claim, and the granted devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from libs.domain import keys
+from libs.domain.jobs import JobHead, Phase, Task
+from libs.domain.plans import Assignment
+from libs.kube.grouping import NOTHING_KNOWN, Known, resolve_queue
+from libs.kube.objects import Meta, template_decoder
+from libs.kube.requests import asked, tolerations
+
+RESOURCE: Final = "trainingjobs"
+KIND: Final = "TrainingJob"
+_NAME_MOST: Final = 63
+_VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
+_encode = msgspec.json.encode
+
+
+class Role(msgspec.Struct, frozen=True, rename="camel"):
+    """`min` of None: all replicas are needed."""
+
+    name: str
+    replicas: int = 1
+    min: int | None = None
+    template: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """`priority` is a word of the label `priority` or a PriorityClass' name. `hash` is that of the submission."""
+
+    roles: tuple[Role, ...] = ()
+    id: str = ""
+    tenant: str = ""
+    hash: str = ""
+    queue: str = ""
+    priority: str = ""
+    gang_min: int | None = None
+    backoff_limit: int = 0
+    ttl_seconds_after_finished: int | None = None
+
+
+class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Times are RFC 3339. `attempt` counts from 0."""
+
+    phase: Phase = Phase.PENDING
+    attempt: int = 0
+    reason: str = ""
+    message: str = ""
+    bound: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    start_time: str | None = None
+    completion_time: str | None = None
+
+
+class TrainingJobView(msgspec.Struct, frozen=True):
+    metadata: Meta
+    spec: TrainingJobSpec = TrainingJobSpec()
+    status: TrainingJobStatus = TrainingJobStatus()
+
+    @property
+    def uid(self) -> str:
+        return self.metadata.uid
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+    @property
+    def version(self) -> str:
+        return self.metadata.resource_version
+
+    @property
+    def key(self) -> str:
+        return f"job/{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def deleting(self) -> bool:
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def ended(self) -> bool:
+        return self.status.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.REJECTED)
+
+    @property
+    def replicas(self) -> int:
+        return sum(max(r.replicas, 0) for r in self.spec.roles)
+
+    @property
+    def role_min(self) -> dict[str, int]:
+        return {r.name: r.replicas if r.min is None else min(max(r.min, 0), r.replicas) for r in self.spec.roles}
+
+    @property
+    def gang_min(self) -> int:
+        """How many tasks must hold together: as said, at least the sum of the roles' minima, at most all."""
+        floor = sum(self.role_min.values())
+        said = self.spec.gang_min if self.spec.gang_min is not None else floor
+        return max(1, min(max(said, floor), self.replicas))
+
+    def role(self, name: str) -> Role | None:
+        return next((r for r in self.spec.roles if r.name == name), None)
+
+
+_decoder: Final = msgspec.json.Decoder(TrainingJobView)
+
+
+def parse(raw: bytes) -> TrainingJobView:
+    """Raises msgspec.MsgspecError where `raw` is no TrainingJob."""
+    return _decoder.decode(raw)
+
+
+def path(namespace: str = "", name: str = "", subresource: str = "") -> str:
+    parts = [f"/apis/{keys.API_VERSION}"]
+    if namespace:
+        parts.append(f"namespaces/{namespace}")
+    parts.append(RESOURCE)
+    parts.extend(p for p in (name, subresource) if p)
+    return "/".join(parts)
+
+
+def object_name(tenant: str, external_id: str) -> str:
+    """The object's name for a job that another system named: the same for the same (tenant, id), different else."""
+    digest = hashlib.blake2b(f"{len(tenant)}:{tenant}{external_id}".encode(), digest_size=10).hexdigest()
+    readable = "".join(c if c.isascii() and c.isalnum() else "-" for c in external_id.lower())[:30].strip("-")
+    return f"{readable}-{digest}" if readable and readable[0].isalpha() else f"job-{digest}"
+
+
+def pod_name(job: str, role: str, index: int, attempt: int) -> str:
+    """ "<job>-<role>-<index>-<attempt>"; shortened with a hash of the whole where it exceeds a DNS label."""
+    full = f"{job}-{role}-{index}-{attempt}" if role else f"{job}-{index}-{attempt}"
+    if len(full) <= _NAME_MOST:
+        return full
+    digest = hashlib.blake2b(full.encode(), digest_size=5).hexdigest()
+    tail = f"-{digest}-{index}-{attempt}"
+    return full[: _NAME_MOST - len(tail)].rstrip("-.") + tail
+
+
+def task_id(uid: str, role: str, index: int, attempt: int) -> str:
+    return f"{uid}/{role}/{index}/{attempt}"
+
+
+def task_of(identity: str) -> tuple[str, str, int, int] | None:
+    """(job uid, role, index, attempt) of a task id that `task_id` made; None for a pod's uid."""
+    parts = identity.split("/")
+    if len(parts) != 4 or not (parts[2].isdecimal() and parts[3].isdecimal()):
+        return None
+    return parts[0], parts[1], int(parts[2]), int(parts[3])
+
+
+def head_of(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) -> JobHead:
+    word = view.spec.priority
+    priority = keys.PRIORITY_WORDS.get(word)
+    if priority is None:
+        priority = known.priorities.get(word, 0)
+    return JobHead(
+        key=view.key,
+        tenant=known.tenants.get(view.namespace, view.namespace),
+        namespace=view.namespace,
+        queue=resolve_queue(view.spec.queue, view.namespace, known),
+        uid=view.uid,
+        priority=priority,
+        gang_min=view.gang_min,
+        role_min=view.role_min if len(view.spec.roles) > 1 else {},
+        declared=view.replicas,
+        created=view.metadata.created,
+        attempt=attempt,
+        external_id=view.spec.id,
+    )
+
+
+def expand(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) -> tuple[JobHead, list[Task]]:
+    """All tasks of one attempt, as if none had been created yet. A template that cannot be read or served gives tasks
+    with the reasons in `unsupported`."""
+    tasks: list[Task] = []
+    created = view.metadata.created
+    for role in view.spec.roles:
+        shape = _shape(bytes(role.template))
+        tasks.extend(
+            Task(
+                id=task_id(view.uid, role.name, index, attempt),
+                name=pod_name(view.name, role.name, index, attempt),
+                namespace=view.namespace,
+                role=role.name,
+                index=index,
+                request=shape.request,
+                node_selector=shape.node_selector,
+                tolerations=shape.tolerations,
+                unsupported=shape.unsupported,
+                created=created,
+                create=True,
+            )
+            for index in range(role.replicas)
+        )
+    return head_of(view, attempt, known), tasks
+
+
+@lru_cache(maxsize=1024)
+def _shape(template: bytes) -> Task:
+    """What pods of this template ask for, as a task without identity."""
+    try:
+        decoded = template_decoder.decode(template)
+    except msgspec.MsgspecError as error:
+        return Task(id="", name="", namespace="", unsupported=(f"pod template: {error}"[:200],))
+    wish = asked(decoded.spec, decoded.metadata.annotations or {})
+    return Task(
+        id="",
+        name="",
+        namespace="",
+        request=wish.request,
+        node_selector=decoded.spec.node_selector or {},
+        tolerations=tolerations(decoded.spec),
+        unsupported=wish.unsupported,
+    )
+
+
+# --- pods ---------------------------------------------------------------------------------------------------
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    """A template made ready: `spec` is the pod spec's JSON without its closing brace."""
+
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    spec: bytes
+
+
+def grant_annotations(assignment: Assignment) -> dict[str, str]:
+    """The result annotations of one assignment: what the binder writes in the very call that binds."""
+    grants = assignment.charge.gpus
+    said = {keys.CLAIM: assignment.claim}
+    if grants:
+        said[keys.GPUS] = ",".join(str(g.index) for g in grants)
+        said[keys.GPU_MIB] = str(min(g.mib for g in grants))
+        said[keys.GPU_MILLI] = str(min(g.milli for g in grants))
+    return said
+
+
+def pod_manifest(view: TrainingJobView, assignment: Assignment, attempt: int) -> bytes:
+    """The pod of one task, bound at birth. Raises ValueError where the job has no such role or no readable template."""
+    role = view.role(assignment.role)
+    if role is None:
+        raise ValueError(f"{view.key} has no role {assignment.role!r}")
+    prepared = _prepared(bytes(role.template))
+    metadata = {
+        "name": assignment.name,
+        "namespace": view.namespace,
+        "labels": {**prepared.labels, keys.JOB: view.name},
+        "annotations": {
+            **prepared.annotations,
+            **grant_annotations(assignment),
+            keys.JOB_KEY: view.key,
+            keys.TASK: f"{assignment.role}/{assignment.index}/{attempt}",
+            keys.GANG_MIN: str(view.gang_min),
+            keys.QUEUE: prepared.annotations.get(keys.QUEUE) or view.spec.queue or keys.DEFAULT_QUEUE,
+        },
+        "ownerReferences": [
+            {
+                "apiVersion": keys.API_VERSION,
+                "kind": KIND,
+                "name": view.name,
+                "uid": view.uid,
+                "controller": True,
+                "blockOwnerDeletion": False,
+            }
+        ],
+    }
+    priority = view.spec.priority
+    priority_class = b""
+    if priority in keys.PRIORITY_WORDS:
+        metadata["labels"] = {keys.PRIORITY_LABEL: priority, **metadata["labels"]}  # type: ignore[dict-item]
+    elif priority:
+        priority_class = b',"priorityClassName":' + _encode(priority)
+    return b"".join(
+        (
+            b'{"apiVersion":"v1","kind":"Pod","metadata":',
+            _encode(metadata),
+            b',"spec":',
+            prepared.spec,
+            priority_class,
+            b',"nodeName":',
+            _encode(assignment.node),
+            b"}}",
+        )
+    )
+
+
+@lru_cache(maxsize=1024)
+def _prepared(template: bytes) -> _Prepared:
+    try:
+        decoded = msgspec.json.decode(template)
+        metadata = decoded.get("metadata") or {}
+        spec: dict[str, Any] = dict(decoded["spec"])
+        labels = {str(k): str(v) for k, v in (metadata.get("labels") or {}).items()}
+        annotations = {str(k): str(v) for k, v in (metadata.get("annotations") or {}).items() if k not in _RESULTS}
+        for name in ("nodeName", "schedulingGates", "priority", "priorityClassName"):
+            spec.pop(name, None)
+        spec["schedulerName"] = keys.SCHEDULER_NAME
+        spec.setdefault("restartPolicy", "Never")
+        for group in ("containers", "initContainers"):
+            if spec.get(group):
+                spec[group] = [_with_devices(c) for c in spec[group]]
+    except (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"pod template cannot be read: {error}") from error
+    return _Prepared(labels=labels, annotations=annotations, spec=_encode(spec)[:-1])
+
+
+_RESULTS: Final = frozenset({keys.GPUS, keys.GPU_MIB, keys.GPU_MILLI, keys.CLAIM, keys.JOB_KEY, keys.TASK})
+
+
+def _with_devices(container: dict[str, Any]) -> dict[str, Any]:
+    """The container told its devices by the annotation, through the downward API. A value of the user's own would
+    show it devices that were given to others, so it is replaced."""
+    env = [e for e in container.get("env") or () if e.get("name") != _VISIBLE]
+    source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{keys.GPUS}']"}}
+    return {**container, "env": [*env, {"name": _VISIBLE, "valueFrom": source}]}
+
+
+def status_patch(uid: str, status: TrainingJobStatus) -> bytes:
+    """Body of a merge patch on /status of this very job. Every field is said (null removes), so that an older value
+    never stays behind."""
+    return _encode({"metadata": {"uid": uid}, "status": {f: getattr(status, a) for f, a in _STATUS_FIELDS}})
+
+
+_STATUS_FIELDS: Final[tuple[tuple[str, str], ...]] = tuple(
+    (f.encode_name, f.name) for f in msgspec.structs.fields(TrainingJobStatus)
+)
+
+
+def when(seconds: float) -> str:
+    """RFC 3339 of seconds since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def manifest(
+    namespace: str, name: str, spec: Mapping[str, Any], labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> bytes:
+    """A TrainingJob object as it is created."""
+    return _encode(
+        {
+            "apiVersion": keys.API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "labels": dict(labels),
+                "annotations": dict(annotations),
+            },
+            "spec": dict(spec),
+        }
+    )
