@@ -1,0 +1,120 @@
+"""Kafka as one node that is broker and controller, without ZooKeeper."""
+
+import struct
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+
+from tools.stack import probe
+from tools.stack.errors import StackError
+from tools.stack.info import StackInfo
+from tools.stack.parts.part import Part, Tools
+from tools.stack.paths import write_private
+
+_LOG4J = """\
+rootLogger.level = WARN
+rootLogger.appenderRefs = stdout
+rootLogger.appenderRef.stdout.ref = stdout
+appender.stdout.type = Console
+appender.stdout.name = stdout
+appender.stdout.layout.type = PatternLayout
+appender.stdout.layout.pattern = %d %p %c{1}: %m%n
+"""
+
+
+def _properties(info: StackInfo) -> str:
+    broker, controller = info.address("kafka"), info.address("kafka", "controller")
+    return f"""\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{controller}
+listeners=BROKER://{broker},CONTROLLER://{controller}
+advertised.listeners=BROKER://{broker}
+listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=BROKER
+controller.listener.names=CONTROLLER
+log.dirs={info.directory / "kafka" / "data"}
+# A topic that nobody made on purpose is a mistake that should show.
+auto.create.topics.enable=false
+# One node holds one copy.
+default.replication.factor=1
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+# 50 by default, each with files of its own that are opened when the first group forms.
+offsets.topic.num.partitions=4
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.num.partitions=2
+# Groups form at once and notice a lost member soon: tests stop members on purpose.
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+group.consumer.min.session.timeout.ms=1000
+group.consumer.min.heartbeat.interval.ms=200
+# A broker that was killed may come back when its old session has ended.
+broker.heartbeat.interval.ms=500
+broker.session.timeout.ms=2000
+# Compaction that a test can wait for; its buffer of 128 MB would take a quarter of the heap.
+log.cleaner.backoff.ms=1000
+log.cleaner.dedupe.buffer.size=16777216
+# Sized for two cores.
+num.network.threads=2
+num.io.threads=4
+background.threads=2
+"""
+
+
+def _java(info: StackInfo, tools: Tools, *options: str) -> list[str]:
+    return [
+        str(tools["java"]),
+        "-Djava.awt.headless=true",
+        f"-Dlog4j2.configurationFile={info.directory / 'kafka' / 'log4j2.properties'}",
+        *options,
+        "-cp",
+        f"{tools['kafka']}/*",
+    ]
+
+
+def _prepare(info: StackInfo, tools: Tools) -> None:
+    folder = info.directory / "kafka"
+    properties = folder / "server.properties"
+    write_private(properties, _properties(info))
+    write_private(folder / "log4j2.properties", _LOG4J)
+    if (folder / "data" / "meta.properties").exists():
+        return
+    cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode("ascii")
+    # Runs for a second: the JVM is told not to compile with care what runs once.
+    command = [*_java(info, tools, "-XX:TieredStopAtLevel=1", "-Xshare:auto"), "kafka.tools.StorageTool"]
+    command += ["format", "--cluster-id", cluster, "--config", str(properties)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+        raise StackError(f"Kafka's storage could not be made: {' '.join(said)}")
+
+
+def _command(info: StackInfo, tools: Tools) -> list[str]:
+    options = ["-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:+ExplicitGCInvokesConcurrent"]
+    return [*_java(info, tools, *options), "kafka.Kafka", str(info.directory / "kafka" / "server.properties")]
+
+
+def metadata_request(correlation: int) -> bytes:
+    """A Metadata request, version 1, for no topic: the answer names the brokers."""
+    client = b"stack"
+    body = struct.pack(">hhih", 3, 1, correlation, len(client)) + client + struct.pack(">i", 0)
+    return struct.pack(">i", len(body)) + body
+
+
+def brokers_in(answer: bytes, correlation: int) -> int:
+    """How many brokers a Metadata answer names; 0 for anything else."""
+    if len(answer) < 12:
+        return 0
+    size, answered, brokers = struct.unpack(">iii", answer[:12])
+    return brokers if answered == correlation and size >= 8 else 0
+
+
+def _ready(info: StackInfo) -> bool:
+    return brokers_in(probe.exchange(info.address("kafka"), metadata_request(7)), 7) > 0
+
+
+KAFKA = Part("kafka", ("java", "kafka"), _command, _ready, _prepare, second_ports=("controller",))
