@@ -2,8 +2,8 @@
 
 Guarantees: `on_list` gets a consistent list before anything else and after every gap; `on_events` gets every later
 event in the order of the server, in batches of all that has arrived, so that a handler can work per batch. Silence
-longer than `silence_s` is a fault (the server sends bookmarks about once a minute), answered by watching anew. A handler
-that raises ends the reflector: what it missed cannot be made up for here.
+longer than `silence_s` is a fault (the server sends bookmarks about once a minute), answered by watching anew. A
+handler that raises ends the reflector: what it missed cannot be made up for here.
 
 Reading and handling run side by side over a bounded buffer: a slow handler stops the reading, and TCP stops the server.
 """
