@@ -1,0 +1,1 @@
+"""What an operator sees of a service: logs, metrics, trace context, health."""

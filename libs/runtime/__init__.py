@@ -1,1 +1,1 @@
-"""Structured concurrency for services: supervised tasks, phases, back-off, merging queues, clocks."""
+"""How services run: owned tasks, backoff, merged writes, a clock that tests can replace, phased shutdown."""

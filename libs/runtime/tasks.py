@@ -1,0 +1,73 @@
+"""Named, owned tasks. An eternal task that ends is a fault, never a silence.
+
+Guarantees: nothing started here outlives the call that started it; a fault of one task ends its siblings and reaches
+the caller; cancellation is passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, NoReturn
+
+import structlog
+
+from libs.observe.metrics import counter
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock, SystemClock
+
+log = structlog.get_logger()
+
+_restarts = counter("drystone_task_restarts_total", "Supervised tasks that failed and were started again.", ("task",))
+
+
+class EndedTask(Exception):
+    """A task that was meant to run for ever returned."""
+
+
+async def never_ends(coro: Awaitable[object], name: str) -> NoReturn:
+    """Await `coro`; that it returns is an error."""
+    await coro
+    raise EndedTask(f"the task {name!r} returned although it was meant to run for ever")
+
+
+async def supervised(
+    make: Callable[[], Awaitable[object]],
+    name: str,
+    *,
+    backoff: Backoff | None = None,
+    passing: tuple[type[Exception], ...] = (Exception,),
+    settled_s: float = 60.0,
+    clock: Clock | None = None,
+) -> NoReturn:
+    """Run `make()` for ever: what fails with a `passing` fault, or returns, is started again after a pause. A run that
+    lasted `settled_s` counts as recovered, so the next pause is short again."""
+    clock = clock or SystemClock()
+    backoff = backoff or Backoff(0.1, 10.0)
+    curable: tuple[type[Exception], ...] = (*passing, EndedTask)
+    while True:
+        began = clock.monotonic()
+        try:
+            await never_ends(make(), name)
+        except curable as fault:
+            if clock.monotonic() - began >= settled_s:
+                backoff.reset()
+            pause = backoff.next()
+            _restarts.labels(name).inc()
+            log.warning("task failed", task=name, fault=repr(fault), pause_s=round(pause, 3), tries=backoff.tries)
+        await clock.sleep(pause)
+
+
+async def run_until(stop: asyncio.Event, tasks: Mapping[str, Coroutine[Any, Any, object]]) -> None:
+    """Run eternal tasks, by name, until `stop` is set; then cancel them and return. A task that fails or returns ends
+    the others, and its fault is raised (alone, not in a group, if it is the only one)."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(never_ends(coro, name), name=name) for name, coro in tasks.items()]
+            await stop.wait()
+            for task in running:
+                task.cancel()
+    except BaseExceptionGroup as faults:
+        if len(faults.exceptions) == 1:
+            raise faults.exceptions[0] from None
+        raise
