@@ -187,7 +187,7 @@ async def _count_writes(directory: Path, nodes: int, pods: int, report: Report) 
     info = await asyncio.to_thread(stack.up)
     try:
         async with Load.of(info) as load:
-            await _prepare(info, load, nodes)
+            await prepare(info, load, nodes)
             side = Drystone(info, directory / "audited-fleet")
             async with side.running():
                 await _live(load, side, "counted", pods, None)
@@ -219,7 +219,8 @@ def count_writes(audit_log: Path | None) -> Counter[str]:
     return counted
 
 
-async def _prepare(info: StackInfo, load: Load, nodes: int) -> None:
+async def prepare(info: StackInfo, load: Load, nodes: int) -> None:
+    """Manifests, topics and nodes, as an installation has them before its first job."""
     await asyncio.to_thread(apply_base, info)
     await asyncio.to_thread(_topics, info)
     await load.create_nodes([node_object(f"node-{n:05d}") for n in range(nodes)])
@@ -243,7 +244,7 @@ async def run(
         ours, theirs = Figures(), Figures()
         try:
             async with Load.of(info) as load:
-                await _prepare(info, load, nodes)
+                await prepare(info, load, nodes)
                 if against:
                     await asyncio.to_thread(stack.stop_part, "scheduler")
                 for n in range(runs):

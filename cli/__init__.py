@@ -1,0 +1,1 @@
+"""`drystone`: the command line. One module per command, wired in `main`."""

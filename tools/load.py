@@ -169,6 +169,10 @@ class Load:
             await asyncio.sleep(0.2)
         raise LoadError("pods are still there")
 
+    async def delete_jobs(self, namespace: str = "default") -> None:
+        """Delete all TrainingJobs; their pods go by owner where a garbage collector runs, else by `delete_pods`."""
+        await self.kube.call("DELETE", f"/apis/drystone.dev/v1alpha1/namespaces/{namespace}/trainingjobs", timeout_s=60)
+
     @asynccontextmanager
     async def count_bound(self, namespace: str = "default", selector: str = "") -> AsyncIterator[BoundCount]:
         """Count pods with a node by a watch that starts now."""

@@ -1,0 +1,191 @@
+"""The command line's entry: what there is, in the order in which a newcomer needs it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Drystone fits AI-training jobs onto GPU clusters on Kubernetes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+stack_app = typer.Typer(help="The real parts (API server, Kafka, Redis, Prometheus) on this machine.")
+bench_app = typer.Typer(help="Measurements; each prints its figures, as JSON with --json.")
+app.add_typer(stack_app, name="stack")
+app.add_typer(bench_app, name="bench")
+
+SERVICES = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
+
+Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; else $KUBECONFIG, else ~/.kube/config.")]
+StackDir = Annotated[Path, typer.Option("--dir", help="Where the stack keeps its state.")]
+DEFAULT_STACK = Path("var/stack")
+
+
+class CommandError(Exception):
+    """One sentence for the user; the command ends with status 1."""
+
+
+@app.command()
+def run(
+    seconds: Annotated[float, typer.Option(help="About how long the replay takes.")] = 45.0,
+    tasks: Annotated[int, typer.Option(help="How many tasks of the slice; 0 means all.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Every service in one process, on a simulated cluster, fed with real tasks. Needs no servers."""
+    from cli.embedded import replay
+
+    raise typer.Exit(replay(seconds=seconds, tasks=tasks, as_json=as_json))
+
+
+@app.command()
+def service(name: Annotated[str, typer.Argument(help=" | ".join(SERVICES))]) -> None:
+    """One real service, configured by DRYSTONE_* variables."""
+    if name not in SERVICES:
+        raise CommandError(f"no service {name!r}; there are {', '.join(SERVICES)}")
+    module = importlib.import_module(f"services.{name.replace('-', '_')}.__main__")
+    raise typer.Exit(module.run())
+
+
+@app.command()
+def topics(
+    bootstrap: Annotated[str, typer.Option(envvar="DRYSTONE_KAFKA_BOOTSTRAP", help="Kafka bootstrap servers.")],
+    create: Annotated[bool, typer.Option("--create", help="Create what is missing.")] = False,
+    replicas: Annotated[int, typer.Option(help="Replication factor of created topics.")] = 1,
+) -> None:
+    """Check Drystone's topics, or create them; drift (partitions, compaction, retention) is an error."""
+    from cli.topics import check
+
+    raise typer.Exit(check(bootstrap, create=create, replicas=replicas))
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(help="A job in YAML or JSON; - for standard input.")],
+    kafka: Annotated[bool, typer.Option("--kafka", help="Publish the event instead of making the object.")] = False,
+    bootstrap: Annotated[str, typer.Option(envvar="DRYSTONE_KAFKA_BOOTSTRAP")] = "127.0.0.1:9092",
+    topic: Annotated[str, typer.Option(help="Tenant's job topic, with --kafka.")] = "drystone.jobs",
+    namespace: Annotated[str, typer.Option(help="Namespace, where the file names none.")] = "default",
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Submit a job, through the Kubernetes API as yourself, or with --kafka as an event."""
+    from cli.jobs import submit as run_submit
+
+    raise typer.Exit(run_submit(file, kafka, bootstrap, topic, namespace, kubeconfig))
+
+
+@app.command()
+def cancel(
+    job: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME of the job object.")], kubeconfig: Kubeconfig = None
+) -> None:
+    """Cancel a job: its object is deleted, its pods follow."""
+    from cli.jobs import cancel as run_cancel
+
+    raise typer.Exit(run_cancel(job, kubeconfig))
+
+
+@app.command()
+def status(
+    job: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME; all jobs without it.")] = "",
+    kubeconfig: Kubeconfig = None,
+    as_json: Json = False,
+) -> None:
+    """State of one job or of all: phase, tasks bound, reason."""
+    from cli.jobs import status as run_status
+
+    raise typer.Exit(run_status(job, kubeconfig, as_json))
+
+
+@app.command()
+def why(
+    job: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME of a job, gang or pod.")],
+    kubeconfig: Kubeconfig = None,
+    as_json: Json = False,
+) -> None:
+    """Why a job waits: nodes counted per reason, and what would help."""
+    from cli.jobs import why as run_why
+
+    raise typer.Exit(run_why(job, kubeconfig, as_json))
+
+
+@app.command()
+def check(
+    kubeconfig: Kubeconfig = None,
+    redis: Annotated[str, typer.Option(envvar="DRYSTONE_REDIS_URL")] = "redis://127.0.0.1:6379/0",
+    as_json: Json = False,
+) -> None:
+    """Check the laws on a live system, API server against ledger. Exit 1 and a list if one is broken."""
+    from cli.check import check as run_check
+
+    raise typer.Exit(run_check(kubeconfig, redis, as_json))
+
+
+@stack_app.command("up")
+def stack_up(
+    directory: StackDir = DEFAULT_STACK,
+    services: Annotated[bool, typer.Option(help="Start the five services too.")] = False,
+) -> None:
+    """Start the real parts and print their addresses; they go on until `stack down`."""
+    from cli.stack import up
+
+    raise typer.Exit(up(directory, services=services))
+
+
+@stack_app.command("down")
+def stack_down(directory: StackDir = DEFAULT_STACK) -> None:
+    """End what `stack up` started, by pid."""
+    from cli.stack import down
+
+    raise typer.Exit(down(directory))
+
+
+@stack_app.command("status")
+def stack_status(directory: StackDir = DEFAULT_STACK) -> None:
+    """What runs, and where."""
+    from cli.stack import status as run_stack_status
+
+    raise typer.Exit(run_stack_status(directory))
+
+
+@bench_app.command("pipeline")
+def bench_pipeline(
+    nodes: int = 1000,
+    pods: int = 2000,
+    against: Annotated[str, typer.Option(help="kube-scheduler, or empty for ours alone.")] = "",
+    runs: int = 3,
+    as_json: Json = False,
+) -> None:
+    """One-GPU pods through five processes on real parts, interleaved with kube-scheduler."""
+    from cli.bench import pipeline
+
+    raise typer.Exit(pipeline(nodes, pods, against, runs, as_json))
+
+
+@bench_app.command("jobs")
+def bench_jobs(trials: int = 300, nodes: int = 100, as_json: Json = False) -> None:
+    """A 10-task job event on Kafka, from the broker's acknowledgement to the tenth task bound."""
+    from cli.bench import jobs
+
+    raise typer.Exit(jobs(trials, nodes, as_json))
+
+
+@bench_app.command("gang")
+def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json = False) -> None:
+    """A gang of one-GPU pods, from the first create to all bound; and a hopeless job, to its Never."""
+    from cli.bench import gang
+
+    raise typer.Exit(gang(size, nodes, runs, as_json))
+
+
+def main() -> None:
+    try:
+        app()
+    except CommandError as error:
+        sys.stderr.write(f"drystone: {error}\n")
+        raise SystemExit(1) from None

@@ -1,0 +1,89 @@
+"""`drystone stack`: the real parts on this machine, started detached, ended by pid."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tools.fleet import Fleet
+from tools.load import apply_base
+from tools.stack import Stack, StackError, StackInfo
+
+
+def up(directory: Path, *, services: bool) -> int:
+    from cli.main import CommandError
+    from cli.topics import ensure
+    try:
+        info = Stack(directory, report=_say).up(detached=True)
+        apply_base(info)
+        ensure(info.kafka_bootstrap)
+    except StackError as error:
+        raise CommandError(str(error)) from error
+    if services:
+        asyncio.run(_services(info))
+    _print(info)
+    return 0
+
+
+def down(directory: Path) -> int:
+    from cli.main import CommandError
+
+    noted = directory / "services" / "fleet.json"
+    if noted.exists():
+        for row in json.loads(noted.read_text()):
+            _end(row["pid"], row["name"])
+        noted.unlink()
+    try:
+        Stack.attach(directory, report=_say).down()
+    except StackError as error:
+        raise CommandError(str(error)) from error
+    return 0
+
+
+def status(directory: Path) -> int:
+    from cli.main import CommandError
+
+    try:
+        _print(StackInfo.load(directory))
+    except StackError as error:
+        raise CommandError(str(error)) from error
+    return 0
+
+
+async def _services(info: StackInfo) -> None:
+    fleet = Fleet(info, info.directory / "services")
+    await fleet.start()
+    fleet.save()
+
+
+def _end(pid: int, name: str) -> None:
+    """Only if it is still the process that was started: its command line names the service."""
+    module = f"services.{name.rsplit('-', 1)[0].replace('-', '_')}"
+    try:
+        if module in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGTERM)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
+def _print(info: StackInfo) -> None:
+    rows = {
+        "API server": info.api_server,
+        "Kafka": info.kafka_bootstrap,
+        "Redis": info.redis_url,
+        "Prometheus": info.prometheus_url or "-",
+        "processes": ", ".join(f"{part} {pid}" for part, pid in info.pids.items()) or "none",
+    }
+    for name, value in rows.items():
+        _say(f"{name:<12} {value}")
+    _say(f"\nexport KUBECONFIG={info.kubeconfig}")
+    _say(f"export DRYSTONE_KAFKA_BOOTSTRAP={info.kafka_bootstrap} DRYSTONE_REDIS_URL={info.redis_url}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
