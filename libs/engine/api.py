@@ -18,13 +18,16 @@ from libs.domain.verdicts import Verdict
 
 class PendingJob(msgspec.Struct, frozen=True):
     """A job with tasks to place. `held` counts its tasks that are bound or claimed already (they count towards the
-    gang's minimum). `evicting`: victims of an earlier decision are still leaving; do not evict more."""
+    gang's minimum). `evicting`: victims of an earlier decision are still leaving; do not evict more. `held_roles`
+    divides `held` among roles where the job has minima per role; without it the missing tasks of a role are all those
+    pending."""
 
     head: JobHead
     tasks: tuple[Task, ...]
     held: int = 0
     evicting: bool = False
     may_evict: bool = True
+    held_roles: dict[str, int] = {}
 
 
 class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,6 +47,7 @@ class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
     guarded: bool = False
     terminating: bool = False
     started: float = 0.0
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,14 @@
+"""Actions, least disruptive first. Each is asked in turn until one decides; the order is this one tuple."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from libs.engine.actions.allocate import allocate
+from libs.engine.actions.base import Action
+from libs.engine.actions.preempt import preempt
+
+ACTIONS: Final[tuple[Action, ...]] = (
+    allocate,
+    preempt,
+)

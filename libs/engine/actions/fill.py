@@ -1,0 +1,139 @@
+"""Placing tasks one after the other within a statement: the inner loop that all actions share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from libs.domain.jobs import Task
+from libs.domain.resources import WHOLE, Charge
+from libs.domain.verdicts import Verdict
+from libs.engine import explain
+from libs.engine.api import Placement
+from libs.engine.ask import Ask
+from libs.engine.feasible import Feasibility
+from libs.engine.queues import Chain
+from libs.engine.session import Session
+from libs.engine.statement import Statement
+
+#: One place of room that is earmarked for the job being decided.
+Earmark = tuple[int, Charge]
+
+
+@dataclass(slots=True)
+class Filled:
+    placements: list[Placement] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    #: Why the first task that did not fit does not fit, at the moment it was tried.
+    first: Verdict | None = None
+    used: list[Earmark] = field(default_factory=list)
+
+
+def fill(
+    session: Session,
+    statement: Statement,
+    tasks: list[Task],
+    chain: Chain,
+    earmarks: list[Earmark],
+    explained: bool = True,
+) -> Filled:
+    """Place as many of the tasks as fit. After one task of a class did not fit, its likes are not tried again: room
+    only shrinks on the way."""
+    filled = Filled()
+    left = list(earmarks)
+    failed: set[Feasibility] = set()
+    for task in tasks:
+        view = session.feasible(task)
+        if view in failed:
+            continue
+        landed = _on_earmark(session, view, left, chain) if left else None
+        if landed is not None:
+            left.remove(landed)
+            filled.used.append(landed)
+        else:
+            found = _anywhere(session, view, task, chain)
+            if isinstance(found, Verdict):
+                failed.add(view)
+                if filled.first is None:
+                    filled.first = found
+                continue
+            if found is None:
+                failed.add(view)
+                if filled.first is None and explained:
+                    filled.first = explain.refusal(session.snapshot, view, task.name)
+                continue
+            landed = found
+        row, charge = landed
+        statement.take(row, charge, chain)
+        filled.placements.append(session.placement(task, row, charge))
+        filled.tasks.append(task)
+    return filled
+
+
+def _anywhere(session: Session, view: Feasibility, task: Task, chain: Chain) -> Earmark | Verdict | None:
+    ask = view.ask
+    if chain:
+        verdict = _short(chain, _least_milli(session, ask), ask, task)
+        if verdict is not None:
+            return verdict
+    row = session.pick(view)
+    if row < 0:
+        return None
+    charge = _charge(session, row, ask)
+    if not chain or not ask.charge_depends or _short(chain, charge.gpu_milli, ask, task) is None:
+        return row, charge
+    # Asked by memory: what the queue pays depends on the device, so the best affordable node is looked for.
+    verdict = _short(chain, charge.gpu_milli, ask, task)
+    for other in view.top(len(view.keys)):
+        charge = _charge(session, other, ask)
+        if _short(chain, charge.gpu_milli, ask, task) is None:
+            return other, charge
+    return verdict
+
+
+def _charge(session: Session, row: int, ask: Ask) -> Charge:
+    state = session.snapshot.states[row]
+    charge = None if state is None else state.charge(ask)
+    if charge is None:
+        raise AssertionError(f"row {row} was feasible and takes no task")
+    return charge
+
+
+def _short(chain: Chain, milli: int, ask: Ask, task: Task) -> Verdict | None:
+    for line in chain:
+        short = line.short_of(milli, ask.cpu, ask.mem)
+        if short:
+            return explain.quota(line, short, (milli, ask.cpu, ask.mem), task.name)
+    return None
+
+
+def _least_milli(session: Session, ask: Ask) -> int:
+    if not ask.charge_depends:
+        return ask.gpu_milli
+    largest = int(session.snapshot.columns().dev_mib.max(initial=0))
+    return ask.count * (ask.mib * WHOLE // largest) if largest else 0
+
+
+def _on_earmark(session: Session, view: Feasibility, left: list[Earmark], chain: Chain) -> Earmark | None:
+    """An earmark that is exactly what the task asks for, on a node that still passes every filter."""
+    ask = view.ask
+    for earmark in left:
+        row, charge = earmark
+        state = session.snapshot.states[row]
+        if (
+            state is None
+            or view.codes[row]
+            or charge.cpu != ask.cpu
+            or charge.mem != ask.mem
+            or not state.holds(charge)
+        ):
+            continue
+        if len(charge.gpus) != ask.count:
+            continue
+        if any((g.milli, g.mib) != ask.grant(state.dev_mib[g.index]) for g in charge.gpus):
+            continue
+        if ask.models and any(state.models[g.index] not in ask.models for g in charge.gpus):
+            continue
+        if any(line.short_of(charge.gpu_milli, charge.cpu, charge.mem) for line in chain):
+            continue
+        return earmark
+    return None

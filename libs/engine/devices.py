@@ -1,0 +1,193 @@
+"""One node with its devices, in plain integers: the truth that the numpy mirror is copied from.
+
+Python integers are several times faster than numpy scalars, and a decision changes one node at a time, so the exact
+arithmetic of a node lives here; vectors over all nodes are made from it in `snapshot`.
+"""
+
+from __future__ import annotations
+
+from libs.domain.nodes import Node
+from libs.domain.resources import WHOLE, Charge, GpuGrant
+from libs.domain.usage import NodeUse
+from libs.engine.ask import Ask
+
+
+class NodeState:
+    """Free room of one node. Device lists are addressed by the device's index; an index that does not exist, or that
+    two pods dispute, is not `usable`.
+
+    Free room may be negative (a node shrank under its pods): nothing fits there, and no sum is clipped, so taking and
+    giving back are exact inverses. `shut` says why no GPU of the node is given out, empty where they are.
+    """
+
+    __slots__ = (
+        "cap_cpu", "cap_mem", "cap_pods", "cpu", "dev_mib", "devices", "exists", "gpu_cap", "gpu_free", "idle", "index",
+        "mem", "mib", "milli", "models", "name", "node", "pods", "row", "shut", "usable",
+    )  # fmt: skip
+
+    def __init__(self, row: int, node: Node, use: NodeUse | None) -> None:
+        self.row = row
+        self.name = node.name
+        self.node = node
+        self.cap_cpu = node.cpu
+        self.cap_mem = node.mem
+        self.cap_pods = node.pods
+        width = max((g.index for g in node.gpus), default=-1) + 1
+        self.dev_mib = [0] * width
+        self.models = [""] * width
+        self.exists = [False] * width
+        for gpu in node.gpus:
+            self.dev_mib[gpu.index] = gpu.mib
+            self.models[gpu.index] = gpu.model
+            self.exists[gpu.index] = True
+        self.devices = len(node.gpus)
+        self.gpu_cap = WHOLE * self.devices
+        self.index = [i for i in range(width) if self.exists[i]]
+        self.reset(use)
+
+    def reset(self, use: NodeUse | None) -> None:
+        """Free room from the ledger's truth alone."""
+        node = self.node
+        self.cpu, self.mem, self.pods = node.cpu, node.mem, node.pods
+        self.milli = [WHOLE if exists else 0 for exists in self.exists]
+        self.mib = list(self.dev_mib)
+        self.usable = list(self.exists)
+        self.shut = "closed" if node.gpus_closed else ""
+        if use is not None:
+            self.cpu -= use.cpu
+            self.mem -= use.mem
+            self.pods -= use.pods
+            for index, (milli, mib) in enumerate(use.gpus[: len(self.milli)]):
+                self.milli[index] -= milli
+                self.mib[index] -= mib
+            for index in use.disputed:
+                if index < len(self.usable):
+                    self.usable[index] = False
+            if use.blind and not self.shut:
+                self.shut = "foreign"
+        self.gpu_free = sum(self.milli) - (WHOLE * use.blind if use is not None else 0)
+        self.idle = sum(map(self.is_idle, self.index))
+
+    def copy(self) -> NodeState:
+        other = NodeState.__new__(NodeState)
+        for slot in NodeState.__slots__:
+            setattr(other, slot, getattr(self, slot))
+        other.milli = list(self.milli)
+        other.mib = list(self.mib)
+        return other
+
+    def is_idle(self, index: int) -> bool:
+        return self.usable[index] and self.milli[index] == WHOLE and self.mib[index] == self.dev_mib[index]
+
+    def take(self, charge: Charge, pods: int = 1) -> None:
+        self.cpu -= charge.cpu
+        self.mem -= charge.mem
+        self.pods -= pods
+        for grant in charge.gpus:
+            self._shift(grant.index, -grant.milli, -grant.mib)
+
+    def give(self, charge: Charge, pods: int = 1) -> None:
+        self.cpu += charge.cpu
+        self.mem += charge.mem
+        self.pods += pods
+        for grant in charge.gpus:
+            self._shift(grant.index, grant.milli, grant.mib)
+
+    def _shift(self, index: int, milli: int, mib: int) -> None:
+        if index >= len(self.milli):
+            return  # the node lost this device
+        before = self.is_idle(index)
+        self.milli[index] += milli
+        self.mib[index] += mib
+        self.gpu_free += milli
+        self.idle += self.is_idle(index) - before
+
+    def holds(self, charge: Charge) -> bool:
+        """Whether exactly this charge, device indices included, still fits."""
+        if charge.cpu > self.cpu or charge.mem > self.mem or self.pods < 1:
+            return False
+        if charge.gpus and self.shut:
+            return False
+        for grant in charge.gpus:
+            i = grant.index
+            if i >= len(self.usable) or not self.usable[i] or self.milli[i] < grant.milli or self.mib[i] < grant.mib:
+                return False
+        return True
+
+    def choose(self, ask: Ask) -> tuple[GpuGrant, ...] | None:
+        """Devices for one task, or None. Whole: the idle devices of lowest index. Share: the tightest that fit, by
+        what would be left of the side that was asked for, then of the other side, then by index."""
+        if not ask.count:
+            return ()
+        if self.shut:
+            return None
+        models = ask.models
+        if not ask.share:
+            if self.idle < ask.count:
+                return None
+            found: list[GpuGrant] = []
+            for i in self.index:
+                if self.is_idle(i) and (not models or self.models[i] in models):
+                    found.append(GpuGrant(i, WHOLE, self.dev_mib[i]))
+                    if len(found) == ask.count:
+                        return tuple(found)
+            return None
+        fitting: list[tuple[int, int, int, int, int]] = []
+        for i in self.index:
+            if not self.usable[i] or (models and self.models[i] not in models):
+                continue
+            milli, mib = ask.grant(self.dev_mib[i])
+            left_milli, left_mib = self.milli[i] - milli, self.mib[i] - mib
+            if left_milli < 0 or left_mib < 0:
+                continue
+            if ask.mib:
+                fitting.append((left_mib, left_milli, i, milli, mib))
+            else:
+                fitting.append((left_milli, left_mib, i, milli, mib))
+        if len(fitting) < ask.count:
+            return None
+        fitting.sort()
+        return tuple(sorted((GpuGrant(i, milli, mib) for _, _, i, milli, mib in fitting[: ask.count]), key=_index))
+
+    def charge(self, ask: Ask) -> Charge | None:
+        """The exact charge of one task here, or None where it does not fit. Filters on the node's facts come before."""
+        if ask.cpu > self.cpu or ask.mem > self.mem or self.pods < 1:
+            return None
+        if not ask.count:
+            return Charge(ask.cpu, ask.mem)
+        gpus = self.choose(ask)
+        return None if gpus is None else Charge(ask.cpu, ask.mem, gpus)
+
+    def tight(self, ask: Ask) -> int:
+        """Milli left on the tightest device that fits, -1 where fewer than `count` devices fit; 0 for whole devices.
+
+        The scalar twin of the vector in `feasible`; a property test holds them equal.
+        """
+        if ask.cpu > self.cpu or ask.mem > self.mem or self.pods < 1:
+            return -1
+        if not ask.count:
+            return 0
+        if self.shut:
+            return -1
+        if not ask.share:
+            if self.idle < ask.count:
+                return -1
+            if not ask.models:
+                return 0
+            fit = sum(1 for i in self.index if self.models[i] in ask.models and self.is_idle(i))
+            return 0 if fit >= ask.count else -1
+        best, fit = WHOLE + 1, 0
+        for i in self.index:
+            if not self.usable[i] or (ask.models and self.models[i] not in ask.models):
+                continue
+            milli, mib = ask.grant(self.dev_mib[i])
+            left = self.milli[i] - milli
+            if left >= 0 and self.mib[i] >= mib:
+                fit += 1
+                if left < best:
+                    best = left
+        return best if fit >= ask.count else -1
+
+
+def _index(grant: GpuGrant) -> int:
+    return grant.index

@@ -1,0 +1,156 @@
+"""Which nodes take a class of alike tasks, and which is best: kept up to date change by change.
+
+One integer per node orders everything: no PreferNoSchedule taint first, then the weighted score, then the earlier name;
+-1 where the task does not fit. The best node is one argmax. A changed node is scored alone with plain integers; many
+changed ones are scored together with numpy; both give the same integers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from libs.domain.verdicts import Verdict
+from libs.engine.ask import Ask
+from libs.engine.filters import (
+    device_fit,
+    disliked,
+    disliked_rows,
+    dynamic_codes,
+    empty_slots,
+    static_codes,
+)
+from libs.engine.policies.base import Policy
+from libs.engine.snapshot import Columns, Ints, Snapshot
+
+RANK_BITS: Final = 24
+RANK_MASK: Final = (1 << RANK_BITS) - 1
+#: From this many changed rows on, numpy on all of them beats integers one by one.
+FEW: Final = 24
+
+
+class Feasibility:
+    def __init__(self, snapshot: Snapshot, ask: Ask, policies: tuple[tuple[Policy, int], ...]) -> None:
+        self._snapshot = snapshot
+        self._policies = policies
+        self._liked = 100 * sum(weight for _, weight in policies) + 1
+        self.ask = ask
+        self.codes: Ints = np.zeros(0, np.int64)
+        self.keys: Ints = np.zeros(0, np.int64)
+        self._shape = -1
+        self._at = 0
+        self._spec_at = 0
+        self._slots: Ints | None = None
+        self.used = 0  # when this class was asked for last, counted in asks
+        #: What `explain` said last, with the snapshot's version that it is true for.
+        self.told: tuple[int, Verdict] | None = None
+
+    # -- keeping up -------------------------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        snapshot = self._snapshot
+        if self._spec_at != len(snapshot.spec_changes) or self._shape != snapshot.shape:
+            snapshot.columns()  # ranks new rows, which may change the shape
+            if self._shape != snapshot.shape:
+                self._rebuild()
+                return
+            changed = np.asarray(sorted(set(snapshot.spec_changes[self._spec_at :])), np.int64)
+            self.codes[changed] = static_codes(snapshot, self.ask, changed)
+            self._spec_at = len(snapshot.spec_changes)
+            self._slots = None
+        changes = snapshot.changes
+        if self._at == len(changes):
+            return
+        rows = changes[self._at :]
+        self._at = len(changes)
+        if len(rows) > FEW:
+            distinct = list(set(rows))
+            if len(distinct) > FEW:
+                self._score(None if 2 * len(distinct) > len(snapshot.states) else np.asarray(distinct, np.int64))
+                return
+            rows = distinct
+        for row in rows:
+            self.keys[row] = self._key(row)
+
+    def _rebuild(self) -> None:
+        snapshot = self._snapshot
+        self.codes = static_codes(snapshot, self.ask, np.arange(snapshot.capacity, dtype=np.int64))
+        self.keys = np.full(snapshot.capacity, -1, np.int64)
+        self._shape = snapshot.shape
+        self._spec_at = len(snapshot.spec_changes)
+        self._at = len(snapshot.changes)
+        self._slots = None
+        self._score(None)
+
+    def _key(self, row: int) -> int:
+        """One row, with plain integers."""
+        snapshot = self._snapshot
+        state = snapshot.states[row]
+        if state is None or self.codes[row]:
+            return -1
+        ask = self.ask
+        tight = state.tight(ask)
+        if tight < 0:
+            return -1
+        score = 0
+        for policy, weight in self._policies:
+            score += weight * policy.one(state, ask, tight)
+        taints = state.node.taints
+        if not taints or not disliked(taints, ask.tolerations):
+            score += self._liked
+        return (score << RANK_BITS) | (RANK_MASK - int(snapshot.rank[row]))
+
+    def _score(self, rows: Ints | None) -> None:
+        """Many rows (None: all) with numpy."""
+        snapshot = self._snapshot
+        columns: Columns = snapshot.columns()
+        if rows is None:
+            rows = np.arange(snapshot.capacity, dtype=np.int64)
+        else:
+            columns = columns.take(rows)
+        ask = self.ask
+        fits, tight = device_fit(snapshot, columns, ask)
+        fits = (
+            fits & (self.codes[rows] == 0) & (columns.pods >= 1) & (columns.cpu >= ask.cpu) & (columns.mem >= ask.mem)
+        )
+        if ask.count:
+            fits &= ~columns.shut
+        total = np.zeros(len(rows), np.int64)
+        for policy, weight in self._policies:
+            total += weight * policy.many(columns, ask, tight)
+        if len(snapshot.taint_sets) > 1:
+            total += np.where(disliked_rows(snapshot, ask, rows), 0, self._liked)
+        else:
+            total += self._liked
+        self.keys[rows] = np.where(fits, (total << RANK_BITS) | (RANK_MASK - snapshot.rank[rows]), -1)
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+    def best(self) -> int:
+        """The best row now, or -1."""
+        keys = self.keys
+        if not len(keys):
+            return -1
+        row = int(keys.argmax())
+        return row if keys[row] >= 0 else -1
+
+    def top(self, count: int) -> list[int]:
+        """The best rows in order, at most `count`."""
+        keys = self.keys
+        if count >= len(keys):
+            rows = np.argsort(-keys)
+        else:
+            rows = np.argpartition(keys, len(keys) - count)[len(keys) - count :]
+            rows = rows[np.argsort(-keys[rows])]
+        return [row for row in rows.tolist() if keys[row] >= 0]
+
+    def fits(self, row: int) -> bool:
+        return bool(self.keys[row] >= 0)
+
+    def slots(self) -> Ints:
+        """Tasks that each node would take if it were empty (see `filters.empty_slots`)."""
+        if self._slots is None:
+            self._slots = empty_slots(self._snapshot, self.ask, self.codes)
+        return self._slots
+
+    def codes_now(self) -> Ints:
+        return dynamic_codes(self._snapshot, self.ask, self.codes)

@@ -1,0 +1,173 @@
+"""Why a node does not take a task: one reason per node, the first that applies.
+
+Lasting reasons come first, so that "never" is not hidden behind a cordon that ends tomorrow. Static reasons depend on a
+node's facts alone and are kept per class of alike tasks; dynamic ones depend on free room and are computed when a
+refusal has to be explained.
+
+Taints that Kubernetes itself derives from a node's conditions (`node.kubernetes.io/...`) are no lasting reason: they
+come and go with the condition and are told as such.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from libs.domain.nodes import Taint, Toleration
+from libs.domain.resources import WHOLE
+from libs.domain.verdicts import LASTING, Reason
+from libs.engine.ask import Ask
+from libs.engine.snapshot import Bools, Columns, Ints, Snapshot
+
+#: Reasons by code; code 0 is "none".
+CODES: Final[tuple[Reason | None, ...]] = (
+    None,
+    Reason.SELECTOR,
+    Reason.GPU_CLOSED,
+    Reason.GPU_TOTAL,
+    Reason.GPU_MODEL,
+    Reason.GPU_MEMORY_TOTAL,
+    Reason.CPU_TOTAL,
+    Reason.MEMORY_TOTAL,
+    Reason.TAINT,
+    Reason.NOT_READY,
+    Reason.CORDONED,
+    Reason.GPU_FOREIGN,
+    Reason.PODS,
+    Reason.CPU,
+    Reason.MEMORY,
+    Reason.GPU_COUNT,
+    Reason.GPU_SHARE,
+)
+CODE: Final[dict[Reason, int]] = {reason: code for code, reason in enumerate(CODES) if reason is not None}
+LASTING_CODES: Final = frozenset(CODE[r] for r in LASTING)
+DEAD: Final = -1  # a row without a node
+
+_CORDON_TAINT: Final = "node.kubernetes.io/unschedulable"
+_CONDITION_TAINTS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+
+
+def taint_code(taints: tuple[Taint, ...], tolerations: tuple[Toleration, ...]) -> int:
+    """0, TAINT or NOT_READY. The cordon's own taint is left to the cordon."""
+    worst = 0
+    for taint in taints:
+        if taint.effect == "PreferNoSchedule" or taint.key == _CORDON_TAINT:
+            continue
+        if any(t.tolerates(taint) for t in tolerations):
+            continue
+        if not taint.key.startswith(_CONDITION_TAINTS):
+            return CODE[Reason.TAINT]
+        worst = CODE[Reason.NOT_READY]
+    return worst
+
+
+def disliked(taints: tuple[Taint, ...], tolerations: tuple[Toleration, ...]) -> bool:
+    """Whether a PreferNoSchedule taint asks this task to stay away."""
+    return any(t.effect == "PreferNoSchedule" and not any(o.tolerates(t) for o in tolerations) for t in taints)
+
+
+def eligible(snapshot: Snapshot, columns: Columns, ask: Ask) -> Bools:
+    """Devices that exist and are of a model that will do."""
+    if not ask.models:
+        return columns.exists
+    codes = snapshot.model_codes(ask.models)
+    return columns.exists & np.isin(columns.model, codes) & (columns.model > 0)
+
+
+def _set(codes: Ints, where: Bools, reason: Reason) -> None:
+    codes[where & (codes == 0)] = CODE[reason]
+
+
+def static_codes(snapshot: Snapshot, ask: Ask, rows: Ints) -> Ints:
+    """The first static reason per row."""
+    columns = snapshot.columns().take(rows)
+    codes = np.zeros(len(rows), np.int64)
+    codes[~snapshot.alive[rows]] = DEAD
+    if ask.selector:
+        states = snapshot.states
+        wanted = ask.selector
+        misfits = [
+            state is None or any(state.node.labels.get(k) != v for k, v in wanted)
+            for state in map(states.__getitem__, rows.tolist())
+        ]
+        _set(codes, np.asarray(misfits, np.bool_), Reason.SELECTOR)
+    if ask.count:
+        fit = eligible(snapshot, columns, ask)
+        _set(codes, snapshot.closed[rows], Reason.GPU_CLOSED)
+        _set(codes, columns.devices < ask.count, Reason.GPU_TOTAL)
+        if ask.models:
+            _set(codes, fit.sum(axis=1) < ask.count, Reason.GPU_MODEL)
+        if ask.mib:
+            _set(codes, (fit & (columns.dev_mib >= ask.mib)).sum(axis=1) < ask.count, Reason.GPU_MEMORY_TOTAL)
+    _set(codes, columns.cap_cpu < ask.cpu, Reason.CPU_TOTAL)
+    _set(codes, columns.cap_mem < ask.mem, Reason.MEMORY_TOTAL)
+    table = np.asarray([taint_code(taints, ask.tolerations) for taints in snapshot.taint_sets], np.int64)
+    by_taint = table[snapshot.taint[rows]]
+    _set(codes, by_taint == CODE[Reason.TAINT], Reason.TAINT)
+    _set(codes, (by_taint == CODE[Reason.NOT_READY]) | ~snapshot.ready[rows], Reason.NOT_READY)
+    _set(codes, snapshot.cordoned[rows], Reason.CORDONED)
+    return codes
+
+
+def disliked_rows(snapshot: Snapshot, ask: Ask, rows: Ints) -> Bools:
+    table = np.asarray([disliked(taints, ask.tolerations) for taints in snapshot.taint_sets], np.bool_)
+    return np.asarray(table[snapshot.taint[rows]], np.bool_)
+
+
+def device_fit(snapshot: Snapshot, columns: Columns, ask: Ask) -> tuple[Bools, Ints]:
+    """(which rows have enough fitting devices, milli left on the tightest of them). Shut nodes are not looked at."""
+    if not ask.count:
+        return np.ones(len(columns.cpu), np.bool_), np.zeros(len(columns.cpu), np.int64)
+    if not ask.share:
+        if not ask.models:
+            return columns.idle >= ask.count, np.zeros(len(columns.cpu), np.int64)
+        idle = columns.usable & (columns.milli == WHOLE) & (columns.mib == columns.dev_mib)
+        fit = (idle & eligible(snapshot, columns, ask)).sum(axis=1) >= ask.count
+        return fit, np.zeros(len(columns.cpu), np.int64)
+    devices = columns.usable
+    if ask.models:
+        devices = devices & eligible(snapshot, columns, ask)
+    if ask.milli:
+        left = columns.milli - ask.milli
+        fits = devices & (left >= 0) & (columns.mib >= ask.milli * columns.dev_mib // WHOLE)
+    else:
+        size = columns.dev_mib
+        left = columns.milli - np.where(size > 0, ask.mib * WHOLE // np.maximum(size, 1), WHOLE)
+        fits = devices & (left >= 0) & (columns.mib >= ask.mib)
+    tightest = np.where(fits, left, WHOLE + 1).min(axis=1, initial=WHOLE + 1)
+    return fits.sum(axis=1) >= ask.count, tightest
+
+
+def dynamic_codes(snapshot: Snapshot, ask: Ask, codes: Ints) -> Ints:
+    """All rows' first reason, given the static ones; 0 is left where the task fits now."""
+    columns = snapshot.columns()
+    codes = codes.copy()
+    if ask.count:
+        _set(codes, columns.shut, Reason.GPU_FOREIGN)  # closed ones have their static reason already
+    _set(codes, columns.pods < 1, Reason.PODS)
+    _set(codes, columns.cpu < ask.cpu, Reason.CPU)
+    _set(codes, columns.mem < ask.mem, Reason.MEMORY)
+    fit, _ = device_fit(snapshot, columns, ask)
+    _set(codes, ~fit, Reason.GPU_SHARE if ask.share else Reason.GPU_COUNT)
+    return codes
+
+
+def empty_slots(snapshot: Snapshot, ask: Ask, codes: Ints) -> Ints:
+    """How many tasks like this each node would take if it were empty, ready and open: an upper bound, exact where the
+    devices of a node are alike. Zero where a lasting reason stands."""
+    columns = snapshot.columns()
+    big = np.int64(1 << 40)
+    slots = np.minimum(columns.cap_pods, big)
+    if ask.cpu:
+        slots = np.minimum(slots, columns.cap_cpu // ask.cpu)
+    if ask.mem:
+        slots = np.minimum(slots, columns.cap_mem // ask.mem)
+    if ask.count:
+        sizes, inverse = np.unique(columns.dev_mib, return_inverse=True)
+        per_size = np.asarray([ask.per_device(int(size)) for size in sizes], np.int64)
+        per_device = np.where(eligible(snapshot, columns, ask), per_size[inverse.reshape(columns.dev_mib.shape)], 0)
+        enough = (per_device > 0).sum(axis=1) >= ask.count
+        slots = np.where(enough, np.minimum(slots, per_device.sum(axis=1) // ask.count), 0)
+    lasting = np.isin(codes, sorted(LASTING_CODES)) | (codes == DEAD)
+    return np.where(lasting, 0, slots)

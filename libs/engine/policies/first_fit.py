@@ -1,0 +1,19 @@
+"""First fit: every node that fits is equally good, so the first by name is taken. Cheap and fills nodes in order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from libs.engine.ask import Ask
+from libs.engine.devices import NodeState
+from libs.engine.snapshot import Columns, Ints
+
+
+class FirstFit:
+    name = "first-fit"
+
+    def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
+        return 100
+
+    def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:  # noqa: ARG002
+        return np.full(len(nodes.cpu), 100, np.int64)

@@ -1,0 +1,109 @@
+"""Limits of queues and what is used of them, at the queue and at every ancestor, tentative charges included."""
+
+from __future__ import annotations
+
+from libs.domain.queues import Queue, ancestors
+from libs.domain.usage import QueueUse
+
+
+class Line:
+    """One queue: its limits (None: none), what the ledger says is used, what this pass took."""
+
+    __slots__ = ("cpu", "limit_cpu", "limit_gpu", "limit_mem", "mem", "milli", "path", "taken_cpu", "taken_mem",
+                 "taken_milli")  # fmt: skip
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.limit_gpu: int | None = None
+        self.limit_cpu: int | None = None
+        self.limit_mem: int | None = None
+        self.milli = self.cpu = self.mem = 0
+        self.taken_milli = self.taken_cpu = self.taken_mem = 0
+
+    @property
+    def limited(self) -> bool:
+        return self.limit_gpu is not None or self.limit_cpu is not None or self.limit_mem is not None
+
+    def short_of(self, milli: int, cpu: int, mem: int) -> str:
+        """What the request exceeds here now: "GPU", "CPU", "memory", or empty. A side that is not asked for is never
+        short, even where the queue stands above a limit that was lowered."""
+        if milli and self.limit_gpu is not None and self.milli + self.taken_milli + milli > self.limit_gpu:
+            return "GPU"
+        if cpu and self.limit_cpu is not None and self.cpu + self.taken_cpu + cpu > self.limit_cpu:
+            return "CPU"
+        if mem and self.limit_mem is not None and self.mem + self.taken_mem + mem > self.limit_mem:
+            return "memory"
+        return ""
+
+    def above(self, milli: int, cpu: int, mem: int) -> str:
+        """What the request exceeds even with the queue empty."""
+        if self.limit_gpu is not None and milli > self.limit_gpu:
+            return "GPU"
+        if self.limit_cpu is not None and cpu > self.limit_cpu:
+            return "CPU"
+        if self.limit_mem is not None and mem > self.limit_mem:
+            return "memory"
+        return ""
+
+    def add(self, milli: int, cpu: int, mem: int) -> None:
+        self.taken_milli += milli
+        self.taken_cpu += cpu
+        self.taken_mem += mem
+
+
+Chain = tuple[Line, ...]
+
+
+class QueueBook:
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+        self._revisions: dict[str, int] = {}
+        self._chains: dict[str, Chain] = {}
+        self._touched: set[Line] = set()
+
+    def queue_seen(self, queue: Queue) -> None:
+        line = self._line(queue.path)
+        line.limit_gpu, line.limit_cpu, line.limit_mem = queue.gpu_milli, queue.cpu, queue.mem
+        self._chains.clear()
+
+    def queue_gone(self, path: str) -> None:
+        self.queue_seen(Queue(path))
+
+    def use_seen(self, use: QueueUse) -> None:
+        if self._revisions.get(use.path, -1) >= use.revision:
+            return
+        self._revisions[use.path] = use.revision
+        line = self._line(use.path)
+        line.milli, line.cpu, line.mem = use.gpu_milli, use.cpu, use.mem
+
+    def _line(self, path: str) -> Line:
+        line = self._lines.get(path)
+        if line is None:
+            line = self._lines[path] = Line(path)
+        return line
+
+    def chain(self, path: str) -> Chain:
+        """The limited ones among the queue and its ancestors, nearest first."""
+        chain = self._chains.get(path)
+        if chain is None:
+            chain = tuple(line for p in ancestors(path) if (line := self._lines.get(p)) is not None and line.limited)
+            self._chains[path] = chain
+        return chain
+
+    def charge(self, chain: Chain, milli: int, cpu: int, mem: int) -> None:
+        """Tentatively; negative amounts give back."""
+        for line in chain:
+            line.add(milli, cpu, mem)
+            self._touched.add(line)
+
+    def settle(self) -> None:
+        for line in self._touched:
+            line.taken_milli = line.taken_cpu = line.taken_mem = 0
+        self._touched.clear()
+
+    def truth(self) -> dict[str, tuple[int, int, int]]:
+        """Used and taken per queue, for comparisons."""
+        return {
+            path: (line.milli + line.taken_milli, line.cpu + line.taken_cpu, line.mem + line.taken_mem)
+            for path, line in sorted(self._lines.items())
+        }

@@ -1,0 +1,127 @@
+"""One engine's working state: the snapshot, what this pass took from it, and one feasibility per class of tasks.
+
+What was taken tentatively is remembered per node, so that fresh truth about a node (`use_seen`) arriving within a pass
+does not offer the same room twice, and so that `settle` can return to the ledger's truth by visiting only what changed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from libs.domain.jobs import Task
+from libs.domain.resources import Charge
+from libs.domain.usage import NodeUse
+from libs.domain.verdicts import FITS, Verdict
+from libs.engine.api import EngineConfig, Placement
+from libs.engine.ask import Ask, AskKey, ask_key
+from libs.engine.draw import Draw
+from libs.engine.feasible import Feasibility
+from libs.engine.policies import chosen
+from libs.engine.queues import QueueBook
+from libs.engine.running import RunningBook
+from libs.engine.snapshot import Snapshot
+from libs.engine.statement import Statement, Taken
+
+#: Classes kept ready; the least recently used goes first. One costs about 16 bytes per node.
+CLASSES: Final = 512
+
+
+class Session:
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.snapshot = Snapshot()
+        self.queues = QueueBook()
+        self.running = RunningBook()
+        self.policies = chosen(config.weights)
+        self.fits = Verdict(kind=FITS.kind, policy="+".join(policy.name for policy, _ in self.policies))
+        self._draw = Draw(config.seed)
+        self._classes: dict[AskKey, Feasibility] = {}
+        self._taken: dict[int, list[tuple[Charge, int]]] = {}
+        self._given: set[int] = set()
+        self._marked: set[str] = set()
+        self._uses = 0
+        #: Jobs whose earmarks were given back and used in this pass: once is enough.
+        self.given_back: set[str] = set()
+        #: (class, priority) for which no victims were found -> snapshot version that this is true for.
+        self.hopeless: dict[tuple[Feasibility, int], int] = {}
+
+    # -- classes ----------------------------------------------------------------------------------------------------
+    def feasible(self, task: Task) -> Feasibility:
+        """The up-to-date feasibility of the task's class."""
+        key = ask_key(task)
+        found = self._classes.get(key)
+        if found is None:
+            if len(self._classes) >= CLASSES:
+                del self._classes[min(self._classes, key=lambda k: self._classes[k].used)]
+            found = self._classes[key] = Feasibility(self.snapshot, Ask(key), self.policies)
+        self._uses += 1
+        found.used = self._uses
+        found.refresh()
+        return found
+
+    def begin(self) -> None:
+        """Start of a pass."""
+        self.snapshot.trim()
+
+    def pick(self, view: Feasibility) -> int:
+        """The node for the next task: the best, or a seeded draw among the best where replicas contend."""
+        if self.config.candidates <= 1:
+            return view.best()
+        rows = view.top(self.config.candidates)
+        return rows[self._draw.below(len(rows))] if rows else -1
+
+    def statement(self) -> Statement:
+        return Statement(self.snapshot, self.queues, self.running)
+
+    def placement(self, task: Task, row: int, charge: Charge) -> Placement:
+        state = self.snapshot.states[row]
+        if state is None:
+            raise LookupError(f"no node at row {row}")
+        return Placement(task, state.name, state.node.spec, charge)
+
+    # -- what a pass leaves behind ------------------------------------------------------------------------------------
+    def keep(self, statement: Statement) -> None:
+        """The statement stands: remember it until `settle`."""
+        for op in statement.operations:
+            if isinstance(op, Taken):
+                self._taken.setdefault(op.row, []).append((op.charge, 1))
+            elif op.row >= 0:
+                self._given.add(op.row)
+
+    def hold(self, row: int, charge: Charge, pods: int) -> None:
+        """Take room until `settle`, outside of any statement."""
+        self.snapshot.take(row, charge, pods)
+        self._taken.setdefault(row, []).append((charge, pods))
+
+    def mark(self, uid: str) -> None:
+        self.running.mark(uid)
+        self._marked.add(uid)
+
+    def use_seen(self, use: NodeUse) -> bool:
+        if not self.snapshot.use_seen(use):
+            return False
+        row = self.snapshot.rows.get(use.node)
+        if row is not None:
+            for charge, pods in self._taken.get(row, ()):
+                self.snapshot.take(row, charge, pods)
+        return True
+
+    def row_replaced(self, row: int) -> None:
+        """The node at this row was built anew from the truth."""
+        for charge, pods in self._taken.get(row, ()):
+            self.snapshot.take(row, charge, pods)
+
+    def row_gone(self, row: int) -> None:
+        self._taken.pop(row, None)
+        self._given.discard(row)
+
+    def settle(self) -> None:
+        for row in self._taken.keys() | self._given:
+            self.snapshot.reset(row)
+        self._taken.clear()
+        self._given.clear()
+        self.running.unmark(self._marked)
+        self._marked = set()
+        self.queues.settle()
+        self.given_back.clear()
+        self.hopeless.clear()

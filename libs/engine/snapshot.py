@@ -1,0 +1,304 @@
+"""What placement believes now: nodes and their free room, as exact per-node values and as numpy vectors over all.
+
+The per-node values (`devices.NodeState`) are the truth; the vectors mirror them and are brought up to date only for the
+rows that changed, and only when somebody asks for vectors. Two logs say which rows changed: `changes` (room) and
+`spec_changes` (facts). A reader keeps its own position and catches up from there, so one changed node costs every class
+of alike tasks one rescoring and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.domain.nodes import Node, Taint
+from libs.domain.resources import Charge
+from libs.domain.usage import NodeUse
+from libs.engine.devices import NodeState
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Columns:
+    """Vectors over rows, the same names as on `NodeState`, so that one formula serves a node and a cluster.
+
+    Of shape (rows,): cpu, mem, pods, cap_cpu, cap_mem, cap_pods, gpu_free, gpu_cap, idle, devices.
+    Of shape (rows, widest node): milli, mib (free), dev_mib, usable, exists, model (code).
+    """
+
+    SINGLE = ("cpu", "mem", "pods", "cap_cpu", "cap_mem", "cap_pods", "gpu_free", "gpu_cap", "idle", "devices")
+
+    __slots__ = (*SINGLE, "dev_mib", "exists", "mib", "milli", "model", "shut", "usable")
+
+    cpu: Ints
+    mem: Ints
+    pods: Ints
+    cap_cpu: Ints
+    cap_mem: Ints
+    cap_pods: Ints
+    gpu_free: Ints
+    gpu_cap: Ints
+    idle: Ints
+    devices: Ints
+    milli: Ints
+    mib: Ints
+    dev_mib: Ints
+    model: Ints
+    usable: Bools
+    exists: Bools
+    shut: Bools
+
+    def take(self, rows: Ints) -> Columns:
+        """The same columns for some rows only."""
+        part = Columns.__new__(Columns)
+        for name in Columns.__slots__:
+            setattr(part, name, getattr(self, name)[rows])
+        return part
+
+
+class Snapshot:
+    def __init__(self) -> None:
+        self.states: list[NodeState | None] = []
+        self.rows: dict[str, int] = {}
+        self.uses: dict[str, NodeUse] = {}
+        #: job key -> names of nodes where room is earmarked for it
+        self.earmarks: dict[str, set[str]] = {}
+        self.changes: list[int] = []
+        self.spec_changes: list[int] = []
+        #: Grows whenever rows are added or renumbered: readers then start from the beginning.
+        self.shape = 0
+        self.version = 0  # counts every change of room or facts
+        self._free_rows: list[int] = []
+        self._stale: set[int] = set()
+        self._stale_spec: set[int] = set()
+        self._columns = Columns()
+        self._capacity = 0
+        self._width = 0
+        self._models: dict[str, int] = {"": 0}
+        self._taints: dict[tuple[Taint, ...], int] = {(): 0}
+        self.taint_sets: list[tuple[Taint, ...]] = [()]
+        self.taint: Ints = np.zeros(0, np.int64)
+        #: Order by name, the last tie-break of every choice: lower rank, earlier name. Not alive: -1.
+        self.rank: Ints = np.zeros(0, np.int64)
+        self.alive: Bools = np.zeros(0, np.bool_)
+        self.ready: Bools = np.zeros(0, np.bool_)
+        self.cordoned: Bools = np.zeros(0, np.bool_)
+        self.closed: Bools = np.zeros(0, np.bool_)
+        self._ranked = True
+
+    # -- facts ------------------------------------------------------------------------------------------------------
+    def node_seen(self, node: Node) -> bool:
+        """Whether anything that placement looks at changed."""
+        row = self.rows.get(node.name)
+        if row is not None:
+            state = self.states[row]
+            if state is not None and _same(state.node, node):
+                state.node = node
+                return False
+            self.states[row] = NodeState(row, node, self.uses.get(node.name))
+        else:
+            if self._free_rows:
+                row = self._free_rows.pop()
+                self.states[row] = NodeState(row, node, self.uses.get(node.name))
+            else:
+                row = len(self.states)
+                self.states.append(NodeState(row, node, self.uses.get(node.name)))
+            self.rows[node.name] = row
+            self._ranked = False
+        self.touched_spec(row)
+        return True
+
+    def node_gone(self, name: str) -> bool:
+        row = self.rows.pop(name, None)
+        if row is None:
+            return False
+        self.states[row] = None
+        self._free_rows.append(row)
+        self.touched_spec(row)
+        return True
+
+    def use_seen(self, use: NodeUse) -> bool:
+        old = self.uses.get(use.node)
+        if old is not None and old.revision >= use.revision:
+            return False
+        self.uses[use.node] = use
+        if old is not None and old.earmarked:
+            for job in old.earmarked:
+                names = self.earmarks.get(job)
+                if names is not None:
+                    names.discard(use.node)
+                    if not names:
+                        del self.earmarks[job]
+        for job in use.earmarked:
+            self.earmarks.setdefault(job, set()).add(use.node)
+        row = self.rows.get(use.node)
+        if row is not None:
+            state = self.states[row]
+            if state is not None:
+                state.reset(use)
+                if (old is not None and old.gone) != use.gone:
+                    self.touched_spec(row)
+                else:
+                    self.touched(row)
+        return True
+
+    def state(self, name: str) -> NodeState | None:
+        row = self.rows.get(name)
+        return None if row is None else self.states[row]
+
+    def reset(self, row: int) -> None:
+        """The ledger's truth again."""
+        state = self.states[row]
+        if state is not None:
+            state.reset(self.uses.get(state.name))
+            self.touched(row)
+
+    # -- room -------------------------------------------------------------------------------------------------------
+    def take(self, row: int, charge: Charge, pods: int = 1) -> None:
+        state = self.states[row]
+        if state is not None:
+            state.take(charge, pods)
+            self.touched(row)
+
+    def give(self, row: int, charge: Charge, pods: int = 1) -> None:
+        state = self.states[row]
+        if state is not None:
+            state.give(charge, pods)
+            self.touched(row)
+
+    def touched(self, row: int) -> None:
+        self.version += 1
+        self.changes.append(row)
+        self._stale.add(row)
+
+    def touched_spec(self, row: int) -> None:
+        self.spec_changes.append(row)
+        self._stale_spec.add(row)
+        self.touched(row)
+
+    def trim(self) -> None:
+        """Forget logs that are longer than rebuilding costs. Readers notice by `shape`."""
+        if len(self.changes) > 4 * len(self.states) + 4096 or len(self.spec_changes) > 4 * len(self.states) + 4096:
+            self.changes.clear()
+            self.spec_changes.clear()
+            self.shape += 1
+
+    # -- vectors ----------------------------------------------------------------------------------------------------
+    def columns(self) -> Columns:
+        """Vectors of all rows, up to date."""
+        if self._stale_spec or not self._ranked:
+            self._flush_spec()
+        columns = self._columns
+        if self._stale:
+            width = self._width
+            for row in self._stale:
+                state = self.states[row]
+                if state is None:
+                    continue
+                columns.cpu[row] = state.cpu
+                columns.mem[row] = state.mem
+                columns.pods[row] = state.pods
+                columns.gpu_free[row] = state.gpu_free
+                columns.idle[row] = state.idle
+                columns.shut[row] = bool(state.shut)
+                if state.index:
+                    n = len(state.milli)
+                    columns.milli[row, :n] = state.milli
+                    columns.mib[row, :n] = state.mib
+                    columns.usable[row, :n] = state.usable
+                    if n < width:
+                        columns.usable[row, n:] = False
+            self._stale.clear()
+        return columns
+
+    def model_codes(self, models: frozenset[str]) -> list[int]:
+        return [self._models[m] for m in sorted(models) if m in self._models]
+
+    def _flush_spec(self) -> None:
+        needed = max((len(s.milli) for s in self.states if s is not None), default=0)
+        if len(self.states) > self._capacity or needed > self._width:
+            self._grow(max(len(self.states), 64), max(needed, self._width, 1))
+        columns = self._columns
+        for row in self._stale_spec:
+            state = self.states[row]
+            self.alive[row] = state is not None
+            columns.exists[row] = False
+            columns.usable[row] = False
+            columns.milli[row] = 0
+            columns.mib[row] = 0
+            columns.dev_mib[row] = 0
+            columns.model[row] = 0
+            if state is None:
+                for name in Columns.SINGLE:
+                    getattr(columns, name)[row] = 0
+                continue
+            node = state.node
+            use = self.uses.get(state.name)
+            self.ready[row] = node.ready and not (use is not None and use.gone)
+            self.cordoned[row] = node.unschedulable
+            self.closed[row] = bool(node.gpus_closed)
+            self.taint[row] = self._taint_code(node.taints)
+            columns.cap_cpu[row] = state.cap_cpu
+            columns.cap_mem[row] = state.cap_mem
+            columns.cap_pods[row] = state.cap_pods
+            columns.gpu_cap[row] = state.gpu_cap
+            columns.devices[row] = state.devices
+            for i in state.index:
+                columns.exists[row, i] = True
+                columns.dev_mib[row, i] = state.dev_mib[i]
+                columns.model[row, i] = self._models.setdefault(state.models[i], len(self._models))
+        self._stale_spec.clear()
+        if not self._ranked:
+            self.rank[:] = -1
+            order = [self.rows[name] for name in sorted(self.rows)]
+            self.rank[np.asarray(order, np.int64)] = np.arange(len(order), dtype=np.int64)
+            self._ranked = True
+            self.shape += 1
+
+    def _taint_code(self, taints: tuple[Taint, ...]) -> int:
+        code = self._taints.get(taints)
+        if code is None:
+            code = self._taints[taints] = len(self.taint_sets)
+            self.taint_sets.append(taints)
+        return code
+
+    def _grow(self, rows: int, width: int) -> None:
+        capacity = max(rows, self._capacity) if rows <= self._capacity else max(rows, 2 * self._capacity)
+        columns = Columns()
+        for name in Columns.SINGLE:
+            setattr(columns, name, np.zeros(capacity, np.int64))
+        for name in ("milli", "mib", "dev_mib", "model"):
+            setattr(columns, name, np.zeros((capacity, width), np.int64))
+        for name in ("usable", "exists"):
+            setattr(columns, name, np.zeros((capacity, width), np.bool_))
+        columns.shut = np.zeros(capacity, np.bool_)
+        self._columns = columns
+        self._capacity, self._width = capacity, width
+        self.taint = np.zeros(capacity, np.int64)
+        self.rank = np.full(capacity, -1, np.int64)
+        self.alive, self.ready = np.zeros(capacity, np.bool_), np.zeros(capacity, np.bool_)
+        self.cordoned, self.closed = np.zeros(capacity, np.bool_), np.zeros(capacity, np.bool_)
+        self._stale.update(range(len(self.states)))
+        self._stale_spec.update(range(len(self.states)))
+        self._ranked = False
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+
+def _same(left: Node, right: Node) -> bool:
+    """Equal in everything that placement looks at; versions move with every heartbeat."""
+    return (
+        left.spec == right.spec
+        and left.gpus == right.gpus
+        and left.cpu == right.cpu
+        and left.mem == right.mem
+        and left.pods == right.pods
+        and left.ready == right.ready
+        and left.unschedulable == right.unschedulable
+        and left.gpus_closed == right.gpus_closed
+        and left.labels == right.labels
+        and left.taints == right.taints
+    )

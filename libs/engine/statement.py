@@ -1,0 +1,106 @@
+"""Speculation in memory: tentative operations with checkpoint and rollback; every operation stores its undo.
+
+A statement changes the snapshot at once, so that later choices see earlier ones, and either stays (commit: it becomes
+part of the pass, until `settle`) or is undone to a checkpoint or entirely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libs.domain.resources import Charge
+from libs.engine.api import RunningTask
+from libs.engine.queues import Chain, QueueBook
+from libs.engine.running import RunningBook
+from libs.engine.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Room of a node given to a task, charged to the queue chain."""
+
+    row: int
+    charge: Charge
+    chain: Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Room given back for the time of the decision: a victim's, or an earmark of the very job being decided (then its
+    queue charge too)."""
+
+    row: int
+    charge: Charge
+    chain: Chain = ()
+    victim: RunningTask | None = None
+
+
+class Statement:
+    def __init__(self, snapshot: Snapshot, queues: QueueBook, running: RunningBook) -> None:
+        self._snapshot = snapshot
+        self._queues = queues
+        self._running = running
+        self.operations: list[Taken | Freed] = []
+
+    def take(self, row: int, charge: Charge, chain: Chain) -> None:
+        self._snapshot.take(row, charge)
+        if chain:
+            self._queues.charge(chain, charge.gpu_milli, charge.cpu, charge.mem)
+        self.operations.append(Taken(row, charge, chain))
+
+    def free_earmark(self, row: int, charge: Charge, chain: Chain) -> None:
+        self._snapshot.give(row, charge)
+        if chain:
+            self._queues.charge(chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
+        self.operations.append(Freed(row, charge, chain))
+
+    def evict(self, victim: RunningTask) -> None:
+        """The victim's room is seen as free; its queue stays charged until it has left (the ledger counts so too)."""
+        row = self._snapshot.rows.get(victim.node, -1)
+        if row >= 0:
+            self._snapshot.give(row, victim.charge)
+        self._running.mark(victim.uid)
+        self.operations.append(Freed(row, victim.charge, victim=victim))
+
+    def checkpoint(self) -> int:
+        return len(self.operations)
+
+    def rollback(self, mark: int = 0) -> None:
+        while len(self.operations) > mark:
+            self._undo(self.operations.pop())
+
+    def spare(self, victims: list[RunningTask]) -> bool:
+        """Let these victims stay if what was placed fits beside them, all or none; whether it does."""
+        rows = [(self._snapshot.rows.get(v.node, -1), v) for v in victims]
+        done: list[tuple[int, RunningTask]] = []
+        for row, victim in rows:
+            state = self._snapshot.states[row] if row >= 0 else None
+            if state is not None:
+                if not state.holds(victim.charge):
+                    for back, other in done:
+                        self._snapshot.give(back, other.charge)
+                    return False
+                self._snapshot.take(row, victim.charge)
+                done.append((row, victim))
+        uids = {v.uid for v in victims}
+        self._running.unmark(uids)
+        self.operations = [
+            op
+            for op in self.operations
+            if not (isinstance(op, Freed) and op.victim is not None and op.victim.uid in uids)
+        ]
+        return True
+
+    def _undo(self, op: Taken | Freed) -> None:
+        charge = op.charge
+        if isinstance(op, Taken):
+            self._snapshot.give(op.row, charge)
+            if op.chain:
+                self._queues.charge(op.chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
+            return
+        if op.row >= 0:
+            self._snapshot.take(op.row, charge)
+        if op.chain:
+            self._queues.charge(op.chain, charge.gpu_milli, charge.cpu, charge.mem)
+        if op.victim is not None:
+            self._running.unmark({op.victim.uid})
