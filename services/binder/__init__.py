@@ -1,0 +1,1 @@
+"""Carries plans out: re-checks, binds, reports. See `services.binder.app`."""

@@ -1,8 +1,9 @@
 """What the binder concludes, without doing anything: is a plan still admitted, and what does an answer mean.
 
 A decision is minutes or milliseconds old when it is carried out. Two questions are asked of it: does its node still
-admit it (`objection`), and, where the API server's answer leaves room for doubt, what does the pod itself say (`judge`).
-The pod is the truth: a conflict means four different things, and an unsure write is resolved by reading, never assumed.
+admit it (`objection`), and, where the API server's answer leaves room for doubt, what does the pod itself say
+(`judge`). The pod is the truth: a conflict means four different things, and an unsure write is resolved by reading,
+never assumed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from libs.kube.pods import PodView
 from libs.kube.port import Answer
 from libs.store.port import Refusal
 
-#: Annotation that names the claim whose late write was made impossible. Writing it changes the pod's version, which is
-#: a precondition of every Binding; whoever reads it under its own claim knows that the claim was taken back.
-FENCED: Final = "drystone.dev/fenced"
+#: Annotation that names the claim whose late write was made impossible (`libs.kube.writes.touch_pod`). Writing it
+#: changes the pod's version, which is a precondition of every Binding. Whoever reads it under its own claim knows
+#: that the claim was taken back: without it, a binder that wakes up late, reads the fenced pod's new version and asks
+#: the ledger just before the claim is released there would bind under a claim that is free a moment later.
+FENCED: Final = keys.GROUP + "/fence"
 
 _BLOCKING: Final = frozenset({"NoSchedule", "NoExecute"})
 
@@ -35,8 +38,8 @@ def objection(assignment: Assignment, now: Node | None, then: Node | None) -> st
 
     `then` is the node as the decision saw it, None where it is no longer remembered. An equal digest means that nothing
     placement looks at has changed. A different one is no refusal by itself: a label that was added, or room that grew,
-    hurts nobody. What the decision relied on is not known here, so every loss counts: a new blocking taint, a label that
-    is gone or different, less room. The price of a false objection is one more decision.
+    hurts nobody. What the decision relied on is not known here, so every loss counts: a new blocking taint, a label
+    that is gone or different, less room. The price of a false objection is one more decision.
     """
     if now is None:
         return "node is gone"
@@ -79,7 +82,7 @@ def refused(refusal: Refusal) -> Landed:
     return Landed.GONE if refusal is Refusal.TOMBSTONE else Landed.REPLAN
 
 
-# --- what an answer means -----------------------------------------------------------------------------------------------
+# --- what an answer means -------------------------------------------------------------------------------------------
 
 
 class Step(enum.Enum):

@@ -1,7 +1,7 @@
 """What the binder knows of nodes: the present facts, and each node's recent past by digest.
 
-A plan names the digest it was decided against. Keeping the facts behind the last few digests of a node lets the re-check
-ask what was lost since, instead of refusing every plan that an irrelevant change overtook.
+A plan names the digest it was decided against. Keeping the facts behind the last few digests of a node lets the
+re-check ask what was lost since, instead of refusing every plan that an irrelevant change overtook.
 """
 
 from __future__ import annotations

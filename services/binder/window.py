@@ -1,8 +1,8 @@
 """How many writes are in flight at once: additive growth, multiplicative retreat.
 
 An API server says that it has enough in three ways: 429, time-outs, and answers that become slow. Each halves the
-window, at most once per `rest_s`, because the answers to writes sent before a retreat say nothing about the window after it.
-Every full round of good answers widens it by one until the cap.
+window, at most once per `rest_s`, because the answers to writes sent before a retreat say nothing about the window
+after it. Every full round of good answers widens it by one until the cap.
 """
 
 from __future__ import annotations

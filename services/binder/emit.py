@@ -1,0 +1,205 @@
+"""What leaves the binder besides writes: confirmations and releases to the ledger, outcomes, offsets. In that order.
+
+Tasks land one by one; whatever has landed by the time the last flush is done goes out with the next one, in one ledger
+call per kind and one publish. An offset is committed only after its plans' claims are settled in the ledger and their
+outcomes are acknowledged, so a crash at any point brings the plan back instead of losing it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+
+from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher
+from libs.bus.positions import InHand, Positions
+from libs.contracts.events import EventType, Landed, OutcomesBatch, PlanOutcome, TaskOutcome
+from libs.contracts.topics import OUTCOMES
+from libs.runtime.clock import Clock
+from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
+from services.binder import metrics
+from services.binder.hand import PlanInHand, Write
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_LEDGER_BATCH: Final = 256
+_MOST_TASKS_PER_RECORD: Final = 4096
+
+
+class Emitter:
+    def __init__(
+        self, ledger: Ledger, publisher: Publisher, positions: Positions, clock: Clock, rng: random.Random
+    ) -> None:
+        self._ledger = ledger
+        self._publisher = publisher
+        self._positions = positions
+        self._clock = clock
+        self._rng = rng
+        self.reader: GroupReader | None = None
+        self._confirm: defaultdict[int, dict[str, str]] = defaultdict(dict)
+        self._release: defaultdict[int, list[str]] = defaultdict(list)
+        self._drop: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+        self._ended: list[PlanInHand] = []
+        self._letters: list[tuple[Outgoing, InHand]] = []
+        self._news = asyncio.Event()
+        self._flushing = False
+        self.closed: Callable[[PlanInHand], None] = lambda _hand: None
+        self.failing_since: float | None = None
+
+    # -- Landing -----------------------------------------------------------------------------------------------------
+
+    def bound(self, write: Write, uid: str) -> None:
+        self._confirm[write.hand.plan.generation][write.assignment.claim] = uid
+        self._land(write, Landed.BOUND, "", uid if write.assignment.create else "")
+
+    def freed(self, write: Write, landed: Landed, why: str) -> None:
+        self._release[write.hand.plan.generation].append(write.assignment.claim)
+        self._land(write, landed, why)
+
+    def lost(self, write: Write, landed: Landed, why: str) -> None:
+        self._land(write, landed, why)
+
+    def dropped(self, write: Write, landed: Landed, why: str) -> None:
+        """The claim was not begun by us: free it if it is still only planned."""
+        plan = write.hand.plan
+        self._drop[(plan.job, plan.generation)].append(write.assignment.claim)
+        self._land(write, landed, why)
+
+    def _land(self, write: Write, landed: Landed, why: str, uid: str = "") -> None:
+        assignment = write.assignment
+        outcome = TaskOutcome(assignment.task, landed, why, uid, assignment.node)
+        metrics.LANDED.labels(landed=landed.value).inc()
+        for each in (write, *write.same):
+            hand = each.hand
+            hand.outcomes.append(outcome)
+            hand.left -= 1
+            if hand.left == 0:
+                self._ended.append(hand)
+        self._news.set()
+
+    def read_finished(self) -> None:
+        """A record had nothing to carry out: its offset may go."""
+        self._news.set()
+
+    def letter(self, record: Outgoing, held: InHand) -> None:
+        self._letters.append((record, held))
+        metrics.DEAD_LETTERS.inc()
+        self._news.set()
+
+    # -- flushing ------------------------------------------------------------------------------------------------------
+
+    async def drained(self) -> None:
+        while self._flushing or self._news.is_set():
+            await self._clock.sleep(0.01)
+
+    async def forever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._flushing = True
+            try:
+                await self.flush()
+            finally:
+                self._flushing = False
+
+    async def flush(self) -> None:
+        """Everything that has landed by now. Returns when it is acknowledged; retries passing faults until then."""
+        self._news.clear()
+        confirm, self._confirm = self._confirm, defaultdict(dict)
+        release, self._release = self._release, defaultdict(list)
+        drop, self._drop = self._drop, defaultdict(list)
+        ended, self._ended = self._ended, []
+        letters, self._letters = self._letters, []
+        for generation, claims in confirm.items():
+            for some in _chunks(claims.items()):
+                await self._surely(lambda s=some, g=generation: self._ledger.confirm(dict(s), g))  # type: ignore[misc]
+        for generation, freed in release.items():
+            for batch in _chunks(freed):
+                await self._surely(lambda b=batch, g=generation: self._ledger.release(b, g))  # type: ignore[misc]
+        for (job, generation), planned in drop.items():
+            for batch in _chunks(planned):
+                await self._surely(lambda b=batch, j=job, g=generation: self._ledger.drop(j, b, g))  # type:
+                ignore[misc]
+        records = [*outcome_records(ended), *(record for record, _ in letters)]
+        if records:
+            await self._surely(lambda: self._publisher.publish(records))
+        now = self._clock.monotonic()
+        for hand in ended:
+            metrics.PLAN_SECONDS.observe(now - hand.taken_at)
+            for record in hand.records:
+                record.part_done()
+            self.closed(hand)
+        for _, held in letters:
+            held.part_done()
+        due = self._positions.due()
+        if due and self.reader is not None:
+            reader = self.reader
+            await self._surely(lambda: reader.done(due))
+
+    async def _surely(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Every call here may be repeated with the same arguments. A data set that changed under us has forgotten our
+        claims: the watcher charges what is bound, and nothing else needs saying."""
+        pause = 0.05
+        while True:
+            try:
+                await call()
+            except StaleGeneration:
+                return
+            except (LedgerUnavailable, BusUnavailable) as fault:
+                if self.failing_since is None:
+                    self.failing_since = self._clock.monotonic()
+                    log.warning("cannot report, trying on", fault=str(fault))
+                await self._clock.sleep(pause * (0.5 + self._rng.random() / 2))
+                pause = min(pause * 2, 2.0)
+                continue
+            if self.failing_since is not None:
+                log.info("reporting again")
+                self.failing_since = None
+            return
+
+
+def outcome_records(hands: Sequence[PlanInHand]) -> list[Outgoing]:
+    """One record per partition (more where very many tasks landed at once)."""
+    by_partition: defaultdict[int, list[PlanOutcome]] = defaultdict(list)
+    for hand in hands:
+        plan = hand.plan
+        by_partition[plan.partition].append(
+            PlanOutcome(plan.id, plan.job, plan.partition, tuple(hand.outcomes), plan.cause)
+        )
+    records = []
+    for partition, outcomes in by_partition.items():
+        some: list[PlanOutcome] = []
+        tasks = 0
+        for outcome in outcomes:
+            if some and tasks + len(outcome.tasks) > _MOST_TASKS_PER_RECORD:
+                records.append(_record(partition, some))
+                some, tasks = [], 0
+            some.append(outcome)
+            tasks += len(outcome.tasks)
+        records.append(_record(partition, some))
+    return records
+
+
+def _record(partition: int, outcomes: Sequence[PlanOutcome]) -> Outgoing:
+    first = outcomes[0]
+    return Outgoing(
+        topic=OUTCOMES.name,
+        key=first.job,
+        value=msgspec.json.encode(OutcomesBatch(tuple(outcomes))),
+        type=EventType.OUTCOMES,
+        partition=partition,
+        headers={"cause": first.cause} if first.cause else {},
+    )
+
+
+def _chunks(items: Iterable[T]) -> Iterable[list[T]]:
+    left = iter(items)
+    while some := list(islice(left, _LEDGER_BATCH)):
+        yield some

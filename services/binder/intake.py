@@ -1,0 +1,122 @@
+"""What arrives at the binder: node facts, read whole by every replica, and plans, divided among the replicas.
+
+Plans are taken only after the node facts have caught up with where the topic stood at start: a binder that knows no
+nodes would refuse everything, one that knows old nodes would bind to cordoned ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from libs.bus.port import Bus, Incoming, Outgoing
+from libs.bus.positions import InHand, Positions
+from libs.contracts.events import DeadLetter, EventType, NodeFact, PlansBatch
+from libs.contracts.topics import CLUSTER, DEAD_LETTERS, PLANS
+from libs.domain.plans import Plan
+from services.binder.applier import Applier
+from services.binder.emit import Emitter
+from services.binder.facts import NodeFacts
+
+log = structlog.get_logger()
+
+GROUP = "drystone-binder"
+_NODE = "node/"
+_MOST_QUOTED = 64 * 1024
+
+_node_decoder = msgspec.json.Decoder(NodeFact)
+_plans_decoder = msgspec.json.Decoder(PlansBatch)
+
+
+class Intake:
+    def __init__(
+        self, bus: Bus, facts: NodeFacts, applier: Applier, emitter: Emitter, positions: Positions, tasks_in_hand: int
+    ) -> None:
+        self._bus = bus
+        self._facts = facts
+        self._applier = applier
+        self._emitter = emitter
+        self._positions = positions
+        self._tasks_in_hand = tasks_in_hand
+        self.facts_ready = asyncio.Event()
+
+    async def follow_facts(self) -> None:
+        reader = self._bus.follow([CLUSTER.name], from_start=True)
+        while True:
+            for record in await reader.batch(2000):
+                # Pods outnumber nodes by far and say nothing here: told apart by key, not by decoding.
+                if record.key.startswith(_NODE):
+                    self._fact(record)
+            if not self.facts_ready.is_set() and reader.caught_up:
+                log.info("node facts caught up", nodes=len(self._facts))
+                self.facts_ready.set()
+
+    def _fact(self, record: Incoming) -> None:
+        if record.value is None:
+            self._facts.gone(record.key.removeprefix(_NODE))
+            return
+        try:
+            self._facts.seen(_node_decoder.decode(record.value))
+        except msgspec.MsgspecError as error:
+            log.warning("node fact cannot be read", key=record.key, why=str(error))
+
+    async def take_plans(self, stop: asyncio.Event) -> None:
+        """Until `stop`. What was taken by then is in hand."""
+        while not self.facts_ready.is_set():
+            if stop.is_set():
+                return
+            try:
+                async with asyncio.timeout(0.2):
+                    await self.facts_ready.wait()
+            except TimeoutError:
+                continue
+        reader = self._bus.group(GROUP, [PLANS.name], rebalanced=self._rebalanced)
+        self._emitter.reader = reader
+        while not stop.is_set():
+            if self._applier.tasks_in_hand >= self._tasks_in_hand:
+                await self._applier.wait_for_room(0.2)
+                continue
+            batch = await reader.batch(500, 0.2)
+            if batch:
+                await self._applier.take(self._plans(batch))
+
+    def _plans(self, batch: Sequence[Incoming]) -> list[tuple[Plan, InHand | None]]:
+        plans: list[tuple[Plan, InHand | None]] = []
+        for record in batch:
+            try:
+                if record.fault or record.value is None:
+                    raise ValueError(record.fault or "no content")
+                items = _plans_decoder.decode(record.value).items
+            except (msgspec.MsgspecError, ValueError) as error:
+                held = self._positions.read(record)
+                self._emitter.letter(dead_letter(record, str(error)), held)
+                log.warning("plans cannot be read", partition=record.partition, offset=record.offset, why=str(error))
+                continue
+            held = self._positions.read(record, parts=len(items))
+            plans.extend((plan, held) for plan in items)
+            if not items:
+                self._emitter.read_finished()
+        return plans
+
+    def _rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
+        log.info("partitions", gained=sorted(p for _, p in gained), lost=sorted(p for _, p in lost))
+        self._positions.forget(lost)
+
+
+def dead_letter(record: Incoming, reason: str) -> Outgoing:
+    value = record.value or b""
+    letter = DeadLetter(
+        reason=reason[:1000],
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        key=record.key,
+        id=record.id,
+        value=base64.b64encode(value[:_MOST_QUOTED]).decode(),
+        truncated=len(value) > _MOST_QUOTED,
+    )
+    return Outgoing(DEAD_LETTERS.name, record.key, msgspec.json.encode(letter), EventType.DEAD_LETTER)
