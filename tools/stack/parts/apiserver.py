@@ -57,6 +57,8 @@ def _command(info: StackInfo, tools: Tools) -> list[str]:
         # The defaults (400 and 200) would queue a benchmark's requests on two cores before the cores are busy.
         "--max-requests-inflight=3000",
         "--max-mutating-requests-inflight=1500",
+        # Open watches end when it is asked to stop; otherwise it waits a minute for clients to leave by themselves.
+        "--shutdown-watch-termination-grace-period=1s",
         # Tests clear whole namespaces with one call.
         "--delete-collection-workers=8",
         "--event-ttl=15m",

@@ -29,12 +29,9 @@ _CONTROLLERS = (
 
 def _command(info: StackInfo, tools: Tools) -> list[str]:
     host, port = info.address("controller-manager").split(":")
-    kubeconfig = info.kubeconfig_for("controller-manager")
     return [
         str(tools["kube-controller-manager"]),
-        f"--kubeconfig={kubeconfig}",
-        f"--authentication-kubeconfig={kubeconfig}",
-        f"--authorization-kubeconfig={kubeconfig}",
+        f"--kubeconfig={info.kubeconfig_for('controller-manager')}",
         f"--bind-address={host}",
         f"--secure-port={port}",
         f"--cert-dir={info.directory / 'controller-manager'}",
