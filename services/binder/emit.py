@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -119,17 +120,16 @@ class Emitter:
         letters, self._letters = self._letters, []
         for generation, claims in confirm.items():
             for some in _chunks(claims.items()):
-                await self._surely(lambda s=some, g=generation: self._ledger.confirm(dict(s), g))  # type: ignore[misc]
+                await self._surely(partial(self._ledger.confirm, dict(some), generation))
         for generation, freed in release.items():
             for batch in _chunks(freed):
-                await self._surely(lambda b=batch, g=generation: self._ledger.release(b, g))  # type: ignore[misc]
+                await self._surely(partial(self._ledger.release, batch, generation))
         for (job, generation), planned in drop.items():
             for batch in _chunks(planned):
-                await self._surely(lambda b=batch, j=job, g=generation: self._ledger.drop(j, b, g))  # type:
-                ignore[misc]
+                await self._surely(partial(self._ledger.drop, job, batch, generation))
         records = [*outcome_records(ended), *(record for record, _ in letters)]
         if records:
-            await self._surely(lambda: self._publisher.publish(records))
+            await self._surely(partial(self._publisher.publish, records))
         now = self._clock.monotonic()
         for hand in ended:
             metrics.PLAN_SECONDS.observe(now - hand.taken_at)
@@ -140,8 +140,7 @@ class Emitter:
             held.part_done()
         due = self._positions.due()
         if due and self.reader is not None:
-            reader = self.reader
-            await self._surely(lambda: reader.done(due))
+            await self._surely(partial(self.reader.done, due))
 
     async def _surely(self, call: Callable[[], Awaitable[None]]) -> None:
         """Every call here may be repeated with the same arguments. A data set that changed under us has forgotten our
