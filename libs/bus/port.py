@@ -107,6 +107,10 @@ class BusUnavailable(Exception):
     """The broker did not acknowledge within the deadline. The caller may publish again: readers are idempotent."""
 
 
+class BusMisconfigured(Exception):
+    """The broker or its topics cannot serve us and waiting does not help. One sentence for the operator."""
+
+
 async def forever(reader: GroupReader | FullReader, limit: int = 500) -> AsyncIterator[Sequence[Incoming]]:
     """Batches as they come, empty ones left out. Ends only by cancellation."""
     while True:

@@ -1,0 +1,52 @@
+"""How to reach Kafka, and the limits that decide how soon a fault is seen."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    bootstrap: str
+    client_id: str = "drystone"
+    source: str = "drystone"  # CloudEvents `source` of everything published
+    security: str = "PLAINTEXT"
+    sasl_mechanism: str = "SCRAM-SHA-512"
+    sasl_username: str = ""
+    sasl_password: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+    #: Base of `group_instance_id`; empty: members are dynamic.
+    static_member: str = ""
+    session_s: float = 10.0
+    heartbeat_s: float = 3.0
+    request_s: float = 10.0
+    #: After it `publish` raises BusUnavailable.
+    publish_s: float = 10.0
+    #: A handler that holds a member longer than this loses its partitions.
+    max_poll_s: float = 60.0
+    #: How long a fetch may stay at the broker when there is nothing; a new record ends it at once.
+    fetch_wait_ms: int = 500
+    fetch_bytes: int = 8 * 1024 * 1024
+    #: Check at `open` that the topics of the topic table have the shape they must have.
+    check_topics: bool = True
+    #: Without an answer of a broker for this long, or with fetched data nobody moved past for this long: unhealthy.
+    stuck_s: float = 15.0
+
+    def client(self) -> dict[str, Any]:
+        """Arguments that every client of aiokafka takes."""
+        args: dict[str, Any] = {
+            "bootstrap_servers": [server.strip() for server in self.bootstrap.split(",")],
+            "client_id": self.client_id,
+            "request_timeout_ms": int(self.request_s * 1000),
+            "security_protocol": self.security,
+            "ssl_context": self.tls,
+        }
+        if self.security.startswith("SASL"):
+            args |= {
+                "sasl_mechanism": self.sasl_mechanism,
+                "sasl_plain_username": self.sasl_username,
+                "sasl_plain_password": self.sasl_password,
+            }
+        return args

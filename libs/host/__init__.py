@@ -1,0 +1,1 @@
+"""What makes a process of a service: settings, the parts it is handed, start, signals, stop."""

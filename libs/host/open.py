@@ -1,0 +1,156 @@
+"""Opening and closing what a service is handed: bus, ledger, API server.
+
+Brokers and servers may start after us: opening is tried again, with backoff, until `start_s` is over. What waiting
+cannot cure (a topic of another shape, a Redis that evicts keys, an unreadable kubeconfig) is refused at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+
+from libs.bus.kafka import KafkaBus
+from libs.bus.port import Bus, BusMisconfigured, BusUnavailable
+from libs.bus.settings import KafkaSettings
+from libs.host.parts import Parts, not_opened
+from libs.host.settings import CommonSettings, WrongSettings
+from libs.kube.client import KubeClient
+from libs.kube.port import Kube
+from libs.runtime.backoff import Backoff
+from libs.store.port import Ledger, LedgerMisconfigured, LedgerUnavailable
+from libs.store.redis import RedisLedger
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+class PartUnavailable(Exception):
+    """One sentence: what could not be reached within the start's limit."""
+
+
+@dataclass(slots=True)
+class Opened:
+    parts: Parts
+    bus: Bus | None = None
+    closers: list[tuple[str, Callable[[], Awaitable[object]]]] = field(default_factory=list)
+
+    def healthy(self) -> dict[str, str]:
+        """What of the parts is broken, by name; empty if all is well."""
+        if self.bus is not None and not self.bus.healthy:
+            return {"bus": "a consumer or the producer is stuck, or the broker is away"}
+        return {}
+
+
+def kafka_settings(name: str, settings: CommonSettings) -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap=settings.kafka_bootstrap,
+        client_id=f"drystone-{name}-{settings.replica_id}",
+        source=f"drystone/{name}/{settings.replica_id}",
+        security=settings.kafka_security,
+        sasl_mechanism=settings.kafka_sasl_mechanism,
+        sasl_username=settings.kafka_sasl_username,
+        sasl_password=settings.kafka_sasl_password.get_secret_value(),
+        tls=settings.kafka_tls(),
+        static_member=settings.replica_id if settings.kafka_static_members else "",
+    )
+
+
+def redis_ledger(settings: CommonSettings) -> RedisLedger:
+    return RedisLedger(
+        settings.redis_url,
+        username=settings.redis_username or None,
+        password=settings.redis_password.get_secret_value() or None,
+        ca_file=str(settings.redis_ca_file) if settings.redis_ca_file else None,
+        cert_file=str(settings.redis_cert_file) if settings.redis_cert_file else None,
+        key_file=str(settings.redis_key_file) if settings.redis_key_file else None,
+    )
+
+
+async def open_parts(name: str, settings: CommonSettings, needs: Collection[str], stop: asyncio.Event) -> Opened | None:
+    """All parts named in `needs`, open; None when asked to stop before they were there."""
+    closers: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+    try:
+        kube: Kube = not_opened("kube", name)
+        if "kube" in needs:
+            kube = await _kube(settings)
+            closers.append(("kube", kube.close))
+        ledger: Ledger = not_opened("ledger", name)
+        if "ledger" in needs:
+            ledger = redis_ledger(settings)
+            closers.append(("ledger", ledger.close))
+            if not await _patiently("Redis", ledger.open, LedgerUnavailable, settings.start_s, stop):
+                await _close(closers)
+                return None
+        bus: Bus = not_opened("bus", name)
+        opened: Bus | None = None
+        if "bus" in needs:
+            bus = opened = KafkaBus(kafka_settings(name, settings))
+            closers.append(("bus", bus.close))
+            if not await _patiently("Kafka", bus.open, BusUnavailable, settings.start_s, stop):
+                await _close(closers)
+                return None
+        return Opened(Parts(bus=bus, ledger=ledger, kube=kube), opened, closers)
+    except (BusMisconfigured, LedgerMisconfigured) as error:
+        await _close(closers)
+        raise WrongSettings(str(error)) from None
+    except BaseException:
+        await _close(closers)
+        raise
+
+
+async def _kube(settings: CommonSettings) -> KubeClient:
+    try:
+        if settings.kubeconfig:
+            return await KubeClient.from_kubeconfig(settings.kubeconfig)
+        return await KubeClient.in_cluster()
+    except Exception as error:
+        where = "DRYSTONE_KUBECONFIG" if settings.kubeconfig else "the pod's service account (no DRYSTONE_KUBECONFIG)"
+        raise WrongSettings(f"The API server cannot be addressed by {where}: {error}.") from None
+
+
+async def _patiently(
+    what: str,
+    act: Callable[[], Awaitable[object]],
+    passing: type[Exception],
+    limit_s: float,
+    stop: asyncio.Event,
+) -> bool:
+    """Try until it works; False when asked to stop meanwhile."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    backoff = Backoff(0.1, 2.0)
+    while True:
+        try:
+            await act()
+            return True
+        except passing as error:
+            pause = backoff.next()
+            if loop.time() + pause > deadline:
+                raise PartUnavailable(f"{what} could not be reached within {limit_s:g} s: {error}.") from None
+            log.warning("waiting for a part", part=what, fault=str(error), tries=backoff.tries)
+        try:
+            async with asyncio.timeout(pause):
+                await stop.wait()
+            return False
+        except TimeoutError:
+            continue
+
+
+async def close_parts(opened: Opened) -> None:
+    await _close(opened.closers)
+
+
+async def _close(closers: list[tuple[str, Callable[[], Awaitable[object]]]]) -> None:
+    """Last opened, first closed. One that fails keeps none of the others open."""
+    while closers:
+        name, close = closers.pop()
+        try:
+            async with asyncio.timeout(5.0):
+                await close()
+        except Exception as error:
+            log.warning("closing failed", part=name, fault=repr(error))

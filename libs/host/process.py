@@ -1,0 +1,160 @@
+"""One service as one process: read settings, open the parts, serve, stop in phases.
+
+Exit codes: 0 after an ordinary stop, 2 for a wrong configuration (one sentence on stderr, no trace), 1 for a fault that
+a restart must cure. The first SIGTERM or SIGINT asks the service to stop; a second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, TypeVar
+
+import structlog
+
+from libs.host.open import PartUnavailable, close_parts, open_parts
+from libs.host.parts import Parts
+from libs.host.settings import CommonSettings, WrongSettings, read_settings
+from libs.observe import logs
+from libs.observe.health import HealthServer
+from libs.runtime.lifecycle import Health, Service
+from libs.runtime.phases import Phase, run_phases
+
+log = structlog.get_logger()
+
+S = TypeVar("S", bound=CommonSettings)
+
+ALL_PARTS: Final = ("bus", "ledger", "kube")
+#: Of `stop_s`, what is kept for closing the parts after the service has stopped.
+_CLOSE_S: Final = 5.0
+
+
+def main(
+    name: str,
+    settings_type: type[S],
+    build: Callable[[S, Parts], Service],
+    *,
+    needs: Collection[str] = ALL_PARTS,
+) -> int:
+    """Run the service until it is asked to stop; returns the exit code."""
+    try:
+        settings = read_settings(settings_type)
+        logs.hide(*settings.secrets)
+        logs.configure(level=settings.log_level, format=settings.log_format, service=name, replica=settings.replica_id)
+        return _loop(settings.uvloop)(_serve(name, settings, build, needs))
+    except (WrongSettings, PartUnavailable) as error:
+        sys.stderr.write(f"{name}: {logs.clean(str(error))}\n")
+        return 2 if isinstance(error, WrongSettings) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _loop(fast: bool) -> Callable[[Awaitable[int]], int]:
+    """The event loop's runner. uvloop is a setting, because a debugger or a platform may not like it."""
+    if fast:
+        try:
+            import uvloop
+        except ImportError:
+            return asyncio.run  # type: ignore[return-value]
+        return uvloop.run  # type: ignore[no-any-return]
+    return asyncio.run  # type: ignore[return-value]
+
+
+async def _serve(name: str, settings: S, build: Callable[[S, Parts], Service], needs: Collection[str]) -> int:
+    stop = _stop_on_signals()
+    state = _State()
+    server = HealthServer(name, state.health, settings.http_host, settings.http_port)
+    try:
+        await server.start()
+    except OSError as error:
+        raise WrongSettings(
+            f"DRYSTONE_HTTP_HOST and DRYSTONE_HTTP_PORT: cannot listen on {settings.http_host}:"
+            f"{settings.http_port}: {error.strerror or error}."
+        ) from None
+    opened = None
+    fault: BaseException | None = None
+    try:
+        opened = await open_parts(name, settings, needs, stop)
+        if opened is None:  # asked to stop while the parts were not there yet
+            return 0
+        service = build(settings, opened.parts)
+        state.service, state.opened_healthy = service, opened.healthy
+        log.info("serving", port=server.port)
+        fault = await _until_stopped(service, stop, settings.stop_s, state)
+    finally:
+        phases = []
+        if opened is not None:
+            held = opened
+            phases.append(Phase("close parts", _CLOSE_S, lambda: close_parts(held)))
+        phases.append(Phase("close http", 2.0, server.stop))
+        await run_phases(phases)
+    if fault is not None:
+        log.error("service failed", exc_info=fault)
+        return 1
+    return 0
+
+
+class _State:
+    """What /healthz and /readyz say, from before the service exists until after it stopped."""
+
+    def __init__(self) -> None:
+        self.service: Service | None = None
+        self.opened_healthy: Callable[[], dict[str, str]] = dict
+        self.stopping = False
+
+    def health(self) -> Health:
+        if self.service is None:
+            return Health(ready=False, detail={"state": "starting"})
+        health = self.service.health()
+        broken = self.opened_healthy()
+        detail = {**health.detail, **broken}
+        if self.stopping:
+            return Health(ready=False, alive=True, detail={**detail, "state": "stopping"})
+        return Health(ready=health.ready and not broken, alive=health.alive, detail=detail)
+
+
+async def _until_stopped(service: Service, stop: asyncio.Event, stop_s: float, state: _State) -> BaseException | None:
+    """Serve; after `stop` give it its budget to finish, then cancel. Returns the fault that ended it early."""
+    serving = asyncio.create_task(service.serve(stop), name=f"serve {service.name}")
+    stopping = asyncio.create_task(stop.wait(), name="stop signal")
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            state.stopping = True
+            budget = max(0.5, stop_s - _CLOSE_S - 2.0)
+
+            async def finish() -> None:
+                await asyncio.wait({serving})
+
+            await run_phases([Phase("finish what is in hand", budget, finish)])
+    finally:
+        stopping.cancel()
+        if not serving.done():
+            serving.cancel()
+        await asyncio.wait({serving, stopping})
+    if serving.cancelled():
+        return None
+    fault = serving.exception()
+    if fault is None and not stop.is_set():
+        return RuntimeError(f"{service.name} returned although nobody asked it to stop")
+    return fault
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked(number: signal.Signals) -> None:
+        if stop.is_set():
+            log.warning("second signal: ending at once", signal=number.name)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
+        log.info("asked to stop", signal=number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked, number)
+    return stop
