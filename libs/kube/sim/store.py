@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """`old` None: created; `new` None: deleted. `raw` is the new object, or the last one with the deletion's version."""
+    """`old` None: created; `new` None: deleted. `raw` is the new object, or the last one, under the new version."""
 
     version: int
     place: Place
@@ -65,6 +65,9 @@ class Store:
 
     def unordered(self, resource: str) -> dict[tuple[str, str], Stored]:
         return self._kinds.get(resource, {})
+
+    def resources(self) -> list[str]:
+        return list(self._kinds)
 
     def put(self, place: Place, item: Object) -> Stored:
         """Create or replace; the new version is written into the metadata of a copy."""
