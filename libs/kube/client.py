@@ -71,7 +71,7 @@ class KubeClient:
         content_type: str = _JSON,
         timeout_s: float = 5.0,
     ) -> Answer:
-        url = self._url(path, params, f"timeout={max(1, int(timeout_s))}s")
+        url = self._url(path, params, f"timeout={timeout_s:g}s")
         writes = method != "GET"
         try:
             async with asyncio.timeout(timeout_s + _SLACK_S):
@@ -172,7 +172,7 @@ class KubeClient:
         )
 
 
-# --- watch streams ------------------------------------------------------------------------------------------------------
+# --- watch streams ------------------------------------------------------------------------------------------
 
 
 async def _events(stream: aiohttp.StreamReader, path: str, silence_s: float) -> AsyncIterator[tuple[str, bytes]]:
