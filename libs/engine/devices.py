@@ -102,9 +102,13 @@ class NodeState:
         self.gpu_free += milli
         self.idle += self.is_idle(index) - before
 
+    def _lacks(self, cpu: int, mem: int) -> bool:
+        """Only what is asked for is compared: an overfilled node still takes a task that asks for nothing of that."""
+        return self.pods < 1 or (cpu > self.cpu and cpu > 0) or (mem > self.mem and mem > 0)
+
     def holds(self, charge: Charge) -> bool:
         """Whether exactly this charge, device indices included, still fits."""
-        if charge.cpu > self.cpu or charge.mem > self.mem or self.pods < 1:
+        if self._lacks(charge.cpu, charge.mem):
             return False
         if charge.gpus and self.shut:
             return False
@@ -151,7 +155,7 @@ class NodeState:
 
     def charge(self, ask: Ask) -> Charge | None:
         """The exact charge of one task here, or None where it does not fit. Filters on the node's facts come before."""
-        if ask.cpu > self.cpu or ask.mem > self.mem or self.pods < 1:
+        if self._lacks(ask.cpu, ask.mem):
             return None
         if not ask.count:
             return Charge(ask.cpu, ask.mem)
@@ -163,7 +167,7 @@ class NodeState:
 
         The scalar twin of the vector in `feasible`; a property test holds them equal.
         """
-        if ask.cpu > self.cpu or ask.mem > self.mem or self.pods < 1:
+        if self._lacks(ask.cpu, ask.mem):
             return -1
         if not ask.count:
             return 0

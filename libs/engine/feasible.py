@@ -110,9 +110,11 @@ class Feasibility:
             columns = columns.take(rows)
         ask = self.ask
         fits, tight = device_fit(snapshot, columns, ask)
-        fits = (
-            fits & (self.codes[rows] == 0) & (columns.pods >= 1) & (columns.cpu >= ask.cpu) & (columns.mem >= ask.mem)
-        )
+        fits = fits & (self.codes[rows] == 0) & (columns.pods >= 1)
+        if ask.cpu:
+            fits &= columns.cpu >= ask.cpu
+        if ask.mem:
+            fits &= columns.mem >= ask.mem
         if ask.count:
             fits &= ~columns.shut
         total = np.zeros(len(rows), np.int64)

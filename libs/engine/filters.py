@@ -146,8 +146,10 @@ def dynamic_codes(snapshot: Snapshot, ask: Ask, codes: Ints) -> Ints:
     if ask.count:
         _set(codes, columns.shut, Reason.GPU_FOREIGN)  # closed ones have their static reason already
     _set(codes, columns.pods < 1, Reason.PODS)
-    _set(codes, columns.cpu < ask.cpu, Reason.CPU)
-    _set(codes, columns.mem < ask.mem, Reason.MEMORY)
+    if ask.cpu:
+        _set(codes, columns.cpu < ask.cpu, Reason.CPU)
+    if ask.mem:
+        _set(codes, columns.mem < ask.mem, Reason.MEMORY)
     fit, _ = device_fit(snapshot, columns, ask)
     _set(codes, ~fit, Reason.GPU_SHARE if ask.share else Reason.GPU_COUNT)
     return codes

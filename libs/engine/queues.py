@@ -24,14 +24,14 @@ class Line:
     def limited(self) -> bool:
         return self.limit_gpu is not None or self.limit_cpu is not None or self.limit_mem is not None
 
-    def short_of(self, milli: int, cpu: int, mem: int) -> str:
+    def short_of(self, milli: int, cpu: int, mem: int, back: int = 0, cpu_back: int = 0, mem_back: int = 0) -> str:
         """What the request exceeds here now: "GPU", "CPU", "memory", or empty. A side that is not asked for is never
-        short, even where the queue stands above a limit that was lowered."""
-        if milli and self.limit_gpu is not None and self.milli + self.taken_milli + milli > self.limit_gpu:
+        short, even where the queue stands above a limit that was lowered. `back` and its likes come free before."""
+        if milli and self.limit_gpu is not None and self.milli + self.taken_milli - back + milli > self.limit_gpu:
             return "GPU"
-        if cpu and self.limit_cpu is not None and self.cpu + self.taken_cpu + cpu > self.limit_cpu:
+        if cpu and self.limit_cpu is not None and self.cpu + self.taken_cpu - cpu_back + cpu > self.limit_cpu:
             return "CPU"
-        if mem and self.limit_mem is not None and self.mem + self.taken_mem + mem > self.limit_mem:
+        if mem and self.limit_mem is not None and self.mem + self.taken_mem - mem_back + mem > self.limit_mem:
             return "memory"
         return ""
 
@@ -44,6 +44,18 @@ class Line:
         if self.limit_mem is not None and mem > self.limit_mem:
             return "memory"
         return ""
+
+    def covers(self, path: str) -> bool:
+        """Whether what that queue uses counts here."""
+        return path == self.path or path.startswith(self.path + "/")
+
+    def over(self, milli: int, cpu: int, mem: int) -> bool:
+        """Whether the queue stands above a limit on a side of which a part, of this size, was just taken."""
+        return (
+            (milli > 0 and self.limit_gpu is not None and self.milli + self.taken_milli > self.limit_gpu)
+            or (cpu > 0 and self.limit_cpu is not None and self.cpu + self.taken_cpu > self.limit_cpu)
+            or (mem > 0 and self.limit_mem is not None and self.mem + self.taken_mem > self.limit_mem)
+        )
 
     def add(self, milli: int, cpu: int, mem: int) -> None:
         self.taken_milli += milli

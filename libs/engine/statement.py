@@ -54,13 +54,17 @@ class Statement:
             self._queues.charge(chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
         self.operations.append(Freed(row, charge, chain))
 
-    def evict(self, victim: RunningTask) -> None:
-        """The victim's room is seen as free; its queue stays charged until it has left (the ledger counts so too)."""
+    def evict(self, victim: RunningTask, chain: Chain) -> None:
+        """The victim's room is seen as free, and the beneficiary's queue chain credited where it holds the victim too:
+        the ledger counts so when it takes an eviction plan."""
+        chain = tuple(line for line in chain if line.covers(victim.queue))
         row = self._snapshot.rows.get(victim.node, -1)
         if row >= 0:
             self._snapshot.give(row, victim.charge)
+        if chain:
+            self._queues.charge(chain, -victim.charge.gpu_milli, -victim.charge.cpu, -victim.charge.mem)
         self._running.mark(victim.uid)
-        self.operations.append(Freed(row, victim.charge, victim=victim))
+        self.operations.append(Freed(row, victim.charge, chain, victim))
 
     def checkpoint(self) -> int:
         return len(self.operations)
@@ -70,26 +74,40 @@ class Statement:
             self._undo(self.operations.pop())
 
     def spare(self, victims: list[RunningTask]) -> bool:
-        """Let these victims stay if what was placed fits beside them, all or none; whether it does."""
-        rows = [(self._snapshot.rows.get(v.node, -1), v) for v in victims]
-        done: list[tuple[int, RunningTask]] = []
-        for row, victim in rows:
-            state = self._snapshot.states[row] if row >= 0 else None
-            if state is not None:
-                if not state.holds(victim.charge):
-                    for back, other in done:
-                        self._snapshot.give(back, other.charge)
-                    return False
-                self._snapshot.take(row, victim.charge)
-                done.append((row, victim))
-        uids = {v.uid for v in victims}
-        self._running.unmark(uids)
-        self.operations = [
-            op
-            for op in self.operations
-            if not (isinstance(op, Freed) and op.victim is not None and op.victim.uid in uids)
-        ]
+        """Let these victims stay if what was placed fits beside them, in the nodes and in the queues, all or none;
+        whether it does."""
+        uids = {victim.uid for victim in victims}
+        theirs: list[Freed] = []
+        milli = cpu = mem = 0
+        for op in self.operations:
+            if isinstance(op, Taken):
+                milli, cpu, mem = milli + op.charge.gpu_milli, cpu + op.charge.cpu, mem + op.charge.mem
+            elif op.victim is not None and op.victim.uid in uids:
+                theirs.append(op)
+        done: list[Freed] = []
+        for op in theirs:
+            state = self._snapshot.states[op.row] if op.row >= 0 else None
+            fits = state is None or state.holds(op.charge)
+            if fits:
+                self._undo(op)
+                done.append(op)
+                fits = not any(line.over(milli, cpu, mem) for line in op.chain)
+            if not fits:
+                for back in done:
+                    self._redo(back)
+                return False
+        gone = {id(op) for op in theirs}
+        self.operations = [op for op in self.operations if id(op) not in gone]
         return True
+
+    def _redo(self, op: Freed) -> None:
+        charge = op.charge
+        if op.row >= 0:
+            self._snapshot.give(op.row, charge)
+        if op.chain:
+            self._queues.charge(op.chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
+        if op.victim is not None:
+            self._running.mark(op.victim.uid)
 
     def _undo(self, op: Taken | Freed) -> None:
         charge = op.charge

@@ -1,8 +1,9 @@
 """Preempt: lower-priority tasks yield to a job that fits in no other way.
 
 Never in vain: the beneficiary's whole minimum is placed, with every filter and with exact device indices, into the room
-that the victims leave, before anybody is named a victim; and whoever turns out not to be needed is spared. Victims'
-queues stay charged until they have left, as in the ledger, so a queue at its limit is not helped by preemption.
+that the victims leave, before anybody is named a victim; and whoever turns out not to be needed is spared. A queue at
+its limit is helped by victims of its own, the ledger crediting what leaves; each task is then placed where its victims
+were.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from libs.engine.actions.fill import fill
 from libs.engine.actions.victims import Choice, choose_on
 from libs.engine.api import Decision, PendingJob, Placement, RunningTask
 from libs.engine.feasible import Feasibility
+from libs.engine.queues import Chain
 from libs.engine.session import Session
 from libs.engine.statement import Statement
 
 #: Nodes whose victims are worked out before the best of them is taken; more only while none was found.
 LOOKED_AT: Final = 256
 _CANNOT_HELP: Final = frozenset(
-    {Reason.QUOTA, Reason.GANG_INCOMPLETE, Reason.GATED, Reason.NO_NODES, Reason.EVICTING, Reason.UNSUPPORTED}
+    {Reason.GANG_INCOMPLETE, Reason.GATED, Reason.NO_NODES, Reason.EVICTING, Reason.UNSUPPORTED}
 )
 
 _Entry = tuple[tuple[int, int, int, float, str], int, Choice | None]
@@ -70,12 +72,10 @@ def _attempt(session: Session, job: PendingJob, need: gang.Minimum, tasks: list[
             break
         filled = fill(session, statement, [task], chain, [], explained=False)
         if not filled.placements:
-            if filled.first is not None:
-                continue  # the queue's limit
             view = session.feasible(task)
             search = searches.get(view)
             if search is None:
-                search = searches[view] = _Search(session, view, head.priority)
+                search = searches[view] = _Search(session, view, head.priority, chain)
             choice = search.best()
             if choice is None:
                 if not need.together or all(t.request == task.request for t in ordered):
@@ -84,7 +84,7 @@ def _attempt(session: Session, job: PendingJob, need: gang.Minimum, tasks: list[
             for unit in choice.units:
                 fresh = [victim for victim in unit if session.running.stays(victim)]
                 for victim in fresh:
-                    statement.evict(victim)
+                    statement.evict(victim, chain)
                 units.append(tuple(fresh))
             filled = fill(session, statement, [task], chain, [], explained=False)
             if not filled.placements:
@@ -99,8 +99,15 @@ def _attempt(session: Session, job: PendingJob, need: gang.Minimum, tasks: list[
     if not victims:
         return None
     _hold(session, placements, victims)
-    for placement in placements:
-        session.queues.charge(chain, placement.charge.gpu_milli, placement.charge.cpu, placement.charge.mem)
+    for line in chain:
+        back = [victim.charge for victim in victims if line.covers(victim.queue)]
+        asked = [placement.charge for placement in placements]
+        session.queues.charge(
+            (line,),
+            max(0, sum(c.gpu_milli for c in asked) - sum(c.gpu_milli for c in back)),
+            max(0, sum(c.cpu for c in asked) - sum(c.cpu for c in back)),
+            max(0, sum(c.mem for c in asked) - sum(c.mem for c in back)),
+        )
     nodes = len({victim.node for victim in victims})
     return Decision(
         head.key, explain.evicting(len(victims), nodes), tuple(placements), tuple(map(_victim, victims))
@@ -114,10 +121,11 @@ class _Search:
     changed since. After LOOKED_AT nodes the best known one is taken without looking further.
     """
 
-    def __init__(self, session: Session, view: Feasibility, priority: int) -> None:
+    def __init__(self, session: Session, view: Feasibility, priority: int, chain: Chain) -> None:
         self._session = session
         self._view = view
         self._priority = priority
+        self._chain = chain
         self._looked = 0
         view.refresh()
         rows = session.snapshot.rows
@@ -160,7 +168,7 @@ class _Search:
         state = self._session.snapshot.states[row]
         if state is None:
             return None
-        return choose_on(self._session.running, state, self._view.ask, self._priority)
+        return choose_on(self._session.running, state, self._view.ask, self._priority, self._chain)
 
 
 def _spare(session: Session, statement: Statement, units: list[tuple[RunningTask, ...]]) -> list[RunningTask]:

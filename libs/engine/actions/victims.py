@@ -6,14 +6,15 @@ minimum. A unit can only be taken if all of it may be: ours, of lower priority, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from libs.engine.api import RunningTask
 from libs.engine.ask import Ask
 from libs.engine.devices import NodeState
+from libs.engine.queues import Chain
 from libs.engine.running import RunningBook
 
+Unit = tuple[RunningTask, ...]
 #: (highest priority taken, victims, guarded ones, longest run as minus its start, node): less is better.
 Cost = tuple[int, int, int, float, str]
 
@@ -21,15 +22,15 @@ Cost = tuple[int, int, int, float, str]
 @dataclass(frozen=True, slots=True)
 class Choice:
     node: str
-    units: tuple[tuple[RunningTask, ...], ...]
+    units: tuple[Unit, ...]
     cost: Cost
 
 
-def units_on(running: RunningBook, node: str, below: int) -> list[tuple[RunningTask, ...]]:
+def units_on(running: RunningBook, node: str, below: int) -> list[Unit]:
     """What may be taken on the node, cheapest first: lower priority, unguarded, younger, then by uid."""
     pods = [t for t in running.by_node.get(node, {}).values() if t.ours and t.priority < below and running.stays(t)]
     pods.sort(key=_preference)
-    units: list[tuple[RunningTask, ...]] = []
+    units: list[Unit] = []
     taken: dict[str, int] = {}
     whole: set[str] = set()
     for pod in pods:
@@ -53,7 +54,7 @@ def _preference(task: RunningTask) -> tuple[int, bool, float, str]:
     return task.priority, task.guarded, -task.started, task.uid
 
 
-def choose_on(running: RunningBook, state: NodeState, ask: Ask, below: int) -> Choice | None:
+def choose_on(running: RunningBook, state: NodeState, ask: Ask, below: int, chain: Chain) -> Choice | None:
     """The cheapest set found on this node, or None. No unit of the set can be left out."""
     units = units_on(running, state.name, below)
     if not units:
@@ -61,7 +62,7 @@ def choose_on(running: RunningBook, state: NodeState, ask: Ask, below: int) -> C
     best: Choice | None = None
     by_size = sorted(units, key=lambda u: (max(t.priority for t in u), len(u), -_size(u, state.name)))
     for ordered in (units, by_size):
-        found = _enough(state, ask, ordered)
+        found = _enough(state, ask, ordered, chain)
         if found is None:
             return None  # the order does not matter to that
         choice = Choice(state.name, tuple(found), _cost(found, state.name))
@@ -70,39 +71,57 @@ def choose_on(running: RunningBook, state: NodeState, ask: Ask, below: int) -> C
     return best
 
 
-def _size(unit: tuple[RunningTask, ...], node: str) -> int:
+def _size(unit: Unit, node: str) -> int:
     return sum(t.charge.gpu_milli * 1_000_000 + t.charge.cpu + t.charge.mem for t in unit if t.node == node)
 
 
-def _enough(state: NodeState, ask: Ask, units: list[tuple[RunningTask, ...]]) -> list[tuple[RunningTask, ...]] | None:
+def _enough(state: NodeState, ask: Ask, units: list[Unit], chain: Chain) -> list[Unit] | None:
     scratch = state.copy()
-    taken: list[tuple[RunningTask, ...]] = []
+    credit = [[0, 0, 0] for _ in chain]
+    taken: list[Unit] = []
     for unit in units:
-        _move(scratch, unit, give=True)
+        _move(scratch, unit, chain, credit, 1)
         taken.append(unit)
-        if scratch.tight(ask) >= 0:
+        if _fits(scratch, ask, chain, credit):
             break
     else:
         return None
     for unit in reversed(taken[:-1]):  # the last one is needed: without it the task did not fit
-        _move(scratch, unit, give=False)
-        if scratch.tight(ask) >= 0:
+        _move(scratch, unit, chain, credit, -1)
+        if _fits(scratch, ask, chain, credit):
             taken.remove(unit)
         else:
-            _move(scratch, unit, give=True)
+            _move(scratch, unit, chain, credit, 1)
     return taken
 
 
-def _move(scratch: NodeState, unit: Iterable[RunningTask], give: bool) -> None:
+def _fits(scratch: NodeState, ask: Ask, chain: Chain, credit: list[list[int]]) -> bool:
+    if scratch.tight(ask) < 0:
+        return False
+    if not chain:
+        return True
+    charge = scratch.charge(ask)
+    return charge is not None and not any(
+        line.short_of(charge.gpu_milli, charge.cpu, charge.mem, *back) for line, back in zip(chain, credit, strict=True)
+    )
+
+
+def _move(scratch: NodeState, unit: Unit, chain: Chain, credit: list[list[int]], sign: int) -> None:
     for task in unit:
+        charge = task.charge
         if task.node == scratch.name:
-            if give:
-                scratch.give(task.charge)
+            if sign > 0:
+                scratch.give(charge)
             else:
-                scratch.take(task.charge)
+                scratch.take(charge)
+        for line, back in zip(chain, credit, strict=True):
+            if line.covers(task.queue):
+                back[0] += sign * charge.gpu_milli
+                back[1] += sign * charge.cpu
+                back[2] += sign * charge.mem
 
 
-def _cost(units: list[tuple[RunningTask, ...]], node: str) -> Cost:
+def _cost(units: list[Unit], node: str) -> Cost:
     victims = {t.uid: t for unit in units for t in unit}.values()
     return (
         max(t.priority for t in victims),
