@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from libs.store.redis import RedisLedger
+
 from libs.domain.nodes import Node
 from libs.domain.queues import ancestors
 from libs.domain.resources import WHOLE
@@ -23,7 +25,6 @@ from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.writes import NODES, list_all, pods_path
 from libs.store.port import Holder, Ledger
-from libs.store.redis import RedisLedger
 
 SETTLE_S = 2.0
 
@@ -183,9 +184,7 @@ async def violations(kube: KubeClient, ledger: Ledger, *, settle_s: float = SETT
         return []
     await asyncio.sleep(settle_s)
     again = {(v.law, v.about): v for v in laws(await look(kube, ledger))}
-    return sorted(
-        (again[v.law, v.about] for v in first if (v.law, v.about) in again), key=lambda v: (v.law, v.about)
-    )
+    return sorted((again[v.law, v.about] for v in first if (v.law, v.about) in again), key=lambda v: (v.law, v.about))
 
 
 def check(kubeconfig: Path | None, redis: str, as_json: bool) -> int:

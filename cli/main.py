@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import runpy
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -49,8 +49,7 @@ def service(name: Annotated[str, typer.Argument(help=" | ".join(SERVICES))]) -> 
     """One real service, configured by DRYSTONE_* variables."""
     if name not in SERVICES:
         raise CommandError(f"no service {name!r}; there are {', '.join(SERVICES)}")
-    module = importlib.import_module(f"services.{name.replace('-', '_')}.__main__")
-    raise typer.Exit(module.run())
+    runpy.run_module(f"services.{name.replace('-', '_')}", run_name="__main__", alter_sys=True)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from tools.stack import Stack, StackError, StackInfo
 def up(directory: Path, *, services: bool) -> int:
     from cli.main import CommandError
     from cli.topics import ensure
+
     try:
         info = Stack(directory, report=_say).up(detached=True)
         apply_base(info)
