@@ -21,8 +21,8 @@ import msgspec
 
 from libs.kube.port import Answer, WatchBroken, WatchGone
 from libs.kube.sim import podrules
-from libs.kube.sim.answers import Refusal, bad_request, invalid, not_found, success
-from libs.kube.sim.patches import merge, strategic
+from libs.kube.sim.answers import Refusal, bad_request, invalid, not_found, other_uid, success, unpatchable
+from libs.kube.sim.patches import apply_operations, merge, strategic
 from libs.kube.sim.resources import Kind, Router, Target
 from libs.kube.sim.selectors import Match, matcher
 from libs.kube.sim.store import Change, Object, Place, Store
@@ -135,7 +135,7 @@ class EmbeddedCluster:
             said: Any = msgspec.json.decode(body) if body else {}
         except msgspec.MsgspecError as error:
             raise bad_request(f"the body cannot be decoded: {error}") from None
-        if not isinstance(said, dict):
+        if not isinstance(said, dict) and method != "PATCH":
             raise bad_request("the body is no object")
         if method == "POST" and target.subresource == "binding":
             answer = self._bind(target, said, dry_run)
@@ -312,21 +312,30 @@ class EmbeddedCluster:
             raise bad_request("the name of the object does not match the name on the URL")
         return self._replace(target, {**item, "metadata": meta}, dry_run)
 
-    def _patch(self, target: Target, patch: Object, content_type: str, dry_run: bool) -> Answer:
-        old = self._existing(target).object
-        if content_type == "application/merge-patch+json":
+    def _patch(self, target: Target, patch: Any, content_type: str, dry_run: bool) -> Answer:
+        old, kind = self._existing(target).object, target.kind
+        custom = "." in kind.group and not kind.group.endswith(".k8s.io")
+        if content_type == "application/json-patch+json":
+            try:
+                merged = apply_operations(old, patch)
+            except (ValueError, AttributeError, TypeError):
+                raise unpatchable() from None
+        elif not isinstance(patch, dict):
+            raise bad_request("the body is no object")
+        elif content_type == "application/merge-patch+json":
             merged = merge(old, patch)
-        elif content_type == "application/strategic-merge-patch+json":
-            if "." in target.kind.group and not target.kind.group.endswith(".k8s.io"):
-                raise Refusal(
-                    415, "UnsupportedMediaType", "strategic merge patch is not supported for custom resources"
-                )
+        elif content_type == "application/strategic-merge-patch+json" and not custom:
             merged = strategic(old, patch)
         else:
-            raise Refusal(
-                415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {content_type}"
-            )
-        return self._replace(target, merged, dry_run)
+            why = f"the body of the request was in an unknown format: {content_type}"
+            raise Refusal(415, "UnsupportedMediaType", why)
+        meta = merged.get("metadata") or {}
+        if custom and target.subresource == "status":
+            # Metadata of a status write is dropped, but for the version.
+            meta = {**old["metadata"], "resourceVersion": meta.get("resourceVersion")}
+        elif meta.get("uid") != old["metadata"]["uid"]:
+            raise other_uid(kind.resource, target.name, str(meta.get("uid")))
+        return self._replace(target, {**merged, "metadata": meta}, dry_run)
 
     def _existing(self, target: Target) -> Any:
         found = self.store.get(_place(target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -24,6 +25,11 @@ class Outcome(enum.Enum):
     UNSURE = "unsure"
 
 
+#: How a patch is answered whose uid is not that of the object: 422, and not the 409 that one would expect. The first is
+#: for a uid inside a merge patch, the second for a failed `test` of a JSON patch (no other words are given).
+_OTHER_OBJECT: Final = (b'"field":"metadata.uid"', b"the server rejected our request due to an error in our request")
+
+
 def classify(answer: Answer) -> Outcome:
     status = answer.status
     if 200 <= status < 300:
@@ -38,6 +44,8 @@ def classify(answer: Answer) -> Outcome:
         return Outcome.THROTTLED
     if status == 408:
         return Outcome.UNSURE
+    if status == 422 and any(sign in answer.body for sign in _OTHER_OBJECT):
+        return Outcome.CONFLICT
     return Outcome.REFUSED
 
 

@@ -332,9 +332,15 @@ def _with_devices(container: dict[str, Any]) -> dict[str, Any]:
 
 
 def status_patch(uid: str, status: TrainingJobStatus) -> bytes:
-    """Body of a merge patch on /status of this very job. Every field is said (null removes), so that an older value
-    never stays behind."""
-    return _encode({"metadata": {"uid": uid}, "status": {f: getattr(status, a) for f, a in _STATUS_FIELDS}})
+    """Body of a JSON patch on /status that replaces the status of this very job. A merge patch would not do: the server
+    drops metadata from status writes of custom resources, the uid included, and would write to a namesake."""
+    fields = {said: value for said, name in _STATUS_FIELDS if (value := getattr(status, name)) is not None}
+    return _encode(
+        [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": fields},
+        ]
+    )
 
 
 _STATUS_FIELDS: Final[tuple[tuple[str, str], ...]] = tuple(

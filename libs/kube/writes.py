@@ -22,6 +22,7 @@ from libs.kube.trainingjobs import TrainingJobStatus
 
 MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
 PAGE: Final = 500
 WRITE_TIMEOUT_S: Final = 5.0
 #: A list of a page may take the server a while on a large cluster.
@@ -172,7 +173,7 @@ async def patch_pod_condition(
     now: float | None = None,
     timeout_s: float = WRITE_TIMEOUT_S,
 ) -> Answer:
-    """Set one condition of this very pod (the uid in the patch makes the server refuse another one with 409)."""
+    """Set one condition of this very pod (the uid in the patch makes the server refuse another one)."""
     condition = {
         "type": type,
         "status": status,
@@ -209,9 +210,10 @@ async def get_trainingjob(kube: Kube, namespace: str, name: str, *, timeout_s: f
 async def patch_trainingjob_status(
     kube: Kube, namespace: str, name: str, uid: str, status: TrainingJobStatus, *, timeout_s: float = WRITE_TIMEOUT_S
 ) -> Answer:
+    """Replace the status of this very job; another one of the same name gives a conflict."""
     body = trainingjobs.status_patch(uid, status)
     path = trainingjobs.path(namespace, name, "status")
-    return await kube.call("PATCH", path, body, content_type=MERGE, timeout_s=timeout_s)
+    return await kube.call("PATCH", path, body, content_type=JSON_PATCH, timeout_s=timeout_s)
 
 
 async def delete_trainingjob(

@@ -8,7 +8,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -26,6 +26,7 @@ from libs.kube.outcomes import Outcome, classify, over_budget
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Answer, Kube, WatchGone
 from libs.kube.reflector import Reflector
+from tools.stack import Stack
 
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -116,11 +117,10 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def real_kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    from tools.stack import Stack
-
-    with Stack(tmp_path_factory.mktemp("kube"), parts=("etcd", "apiserver")) as info:
-        yield info.kubeconfig
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    started = Stack(tmp_path_factory.mktemp("kube"), parts=("etcd", "apiserver"))
+    with started:
+        yield started
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.real)])
@@ -129,7 +129,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     if request.param == "embedded":
         kube = EmbeddedCluster()
     else:
-        kube = KubeClient.from_kubeconfig(request.getfixturevalue("real_kubeconfig"))
+        kube = KubeClient.from_kubeconfig(request.getfixturevalue("stack").info.kubeconfig)
         await install_crd(kube)
     opened = Cluster(kube)
     try:
@@ -151,7 +151,7 @@ async def found(kube: Kube, path: str) -> bool:
 
 async def eventually(happened: Callable[[], Awaitable[bool]], limit_s: float = 15.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not await happened():
+        while not await happened():  # noqa: ASYNC110 - the other side is a server
             await asyncio.sleep(0.02)
 
 
@@ -309,10 +309,29 @@ class TestListAndWatch:
         seen = await first_events(cluster, params, 2)
         assert [(t, p.name) for t, p in seen] == [("ADDED", "p"), ("DELETED", "p")]
 
-    async def test_a_version_from_long_ago_is_gone(self, cluster: Cluster) -> None:
+    @pytest.mark.real
+    async def test_a_version_from_before_a_restart_is_gone_for_the_real_server(self, stack: Stack) -> None:
+        kube = KubeClient.from_kubeconfig(stack.info.kubeconfig)
+        cluster = Cluster(kube)
+        try:
+            await cluster.open()
+            await cluster.pod("p")
+            await asyncio.to_thread(stack.restart_part, "apiserver")
+            await eventually(lambda: found(kube, writes.pods_path(cluster.namespace)))
+            with pytest.raises(WatchGone):
+                await first_events(cluster, {"resourceVersion": "1"}, 1)
+        finally:
+            await kube.close()
+
+    async def test_a_version_from_before_a_compaction_is_gone_for_the_embedded_server(self) -> None:
+        kube = EmbeddedCluster()
+        cluster = Cluster(kube)
+        await cluster.open()
+        listed = await writes.list_all(kube, writes.pods_path(cluster.namespace))
         await cluster.pod("p")
+        kube.compact()
         with pytest.raises(WatchGone):
-            await first_events(cluster, {"resourceVersion": "1"}, 1)
+            await first_events(cluster, {"resourceVersion": listed.version}, 1)
 
     async def test_a_watch_ends_when_asked_to(self, cluster: Cluster) -> None:
         listed = await writes.list_all(cluster.kube, writes.pods_path(cluster.namespace))
@@ -392,7 +411,7 @@ class TestLease:
 
 
 class TestTrainingJobs:
-    SPEC = {
+    SPEC: ClassVar = {
         "id": "run-1",
         "tenant": "a",
         "roles": [

@@ -15,10 +15,18 @@ class Refusal(Exception):
     """Raised inside the embedded server where the real one would answer with a Status."""
 
     def __init__(
-        self, code: int, reason: str, message: str, *, cause: str = "", retry_after_s: float | None = None
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        *,
+        cause: str = "",
+        field: str = "",
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.code, self.reason, self.cause, self.retry_after_s = code, reason, cause, retry_after_s
+        self.code, self.reason, self.cause, self.field = code, reason, cause, field
+        self.retry_after_s = retry_after_s
 
     def answer(self) -> Answer:
         status: dict[str, Any] = {
@@ -31,7 +39,8 @@ class Refusal(Exception):
             "code": self.code,
         }
         if self.cause:
-            status["details"] = {"causes": [{"reason": self.cause, "message": str(self)}]}
+            said = {"reason": self.cause, "message": str(self)}
+            status["details"] = {"causes": [{**said, "field": self.field} if self.field else said]}
         return Answer(self.code, _encode(status), self.code >= 500, self.retry_after_s)
 
 
@@ -56,3 +65,15 @@ def invalid(resource: str, name: str, why: str) -> Refusal:
 
 def bad_request(why: str) -> Refusal:
     return Refusal(400, "BadRequest", why)
+
+
+def other_uid(resource: str, name: str, uid: str) -> Refusal:
+    """A merge patch that names another object's uid."""
+    why = f'metadata.uid: Invalid value: "{uid}": field is immutable'
+    message = f'{resource.lstrip("/")} "{name}" is invalid: {why}'
+    return Refusal(422, "Invalid", message, cause="FieldValueInvalid", field="metadata.uid")
+
+
+def unpatchable() -> Refusal:
+    """A JSON patch that does not apply, a failed `test` included: the server says no more than this."""
+    return Refusal(422, "Invalid", "the server rejected our request due to an error in our request")

@@ -1,4 +1,7 @@
-"""Merge patch (RFC 7386) and the strategic merge of Kubernetes, without mutating what they are given."""
+"""Merge patch (RFC 7386), JSON patch (RFC 6902, on objects) and the strategic merge of Kubernetes.
+
+Nothing that is given is changed in place.
+"""
 
 from __future__ import annotations
 
@@ -62,3 +65,30 @@ def _merge_items(target: list[Any], patch: list[Any], key: str) -> list[Any]:
             places[name] = len(merged)
             merged.append(strategic({}, item))
     return merged
+
+
+def apply_operations(target: Object, operations: list[Object]) -> Object:
+    """A JSON patch of add, replace, remove and test on fields of objects. Raises ValueError where it does not apply."""
+    for operation in operations:
+        steps = [s.replace("~1", "/").replace("~0", "~") for s in str(operation.get("path", "")).split("/")[1:]]
+        if not steps:
+            raise ValueError("an operation on the whole object")
+        target = _operate(target, steps, operation)
+    return target
+
+
+def _operate(target: Any, steps: list[str], operation: Object) -> Any:
+    kind, key = operation.get("op"), steps[0]
+    if not isinstance(target, dict) or (key not in target and (len(steps) > 1 or kind != "add")):
+        raise ValueError(f"{operation.get('path')} does not exist")
+    if len(steps) > 1:
+        return {**target, key: _operate(target[key], steps[1:], operation)}
+    if kind == "test":
+        if target[key] != operation.get("value"):
+            raise ValueError(f"{operation.get('path')} differs")
+        return target
+    if kind in ("add", "replace"):
+        return {**target, key: operation.get("value")}
+    if kind == "remove":
+        return {k: v for k, v in target.items() if k != key}
+    raise ValueError(f"operation {kind!r} is not served here")
