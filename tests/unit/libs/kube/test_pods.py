@@ -1,0 +1,164 @@
+"""What a pod asks for, what it was granted, and what is said about wishes that cannot be served."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from libs.domain.nodes import Gpu
+from libs.domain.resources import Charge, GpuGrant, GpuRequest, Request
+from tests.unit.libs.kube.objects_for_tests import pod
+
+GIB = 1024
+
+
+class TestEffectiveRequest:
+    def test_limits_stand_for_missing_requests(self) -> None:
+        assert pod(limits={"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "4"}).request == Request(
+            2000, GIB, GpuRequest(count=4)
+        )
+
+    def test_init_containers_run_one_at_a_time_and_sidecars_beside_everything(self) -> None:
+        def container(cpu: str, **more: Any) -> dict[str, Any]:
+            return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **more}
+
+        view = pod(
+            containers=[container("1"), container("1")],
+            initContainers=[container("4"), container("500m", restartPolicy="Always"), container("2")],
+            overhead={"cpu": "100m"},
+        )
+        # max(4, 0.5 + 2, 1 + 1 + 0.5) + 0.1
+        assert view.request.cpu == 4100
+
+    def test_a_later_init_container_runs_beside_the_sidecar(self) -> None:
+        view = pod(
+            containers=[{"name": "c", "resources": {"requests": {"cpu": "1"}}}],
+            initContainers=[
+                {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3"}}},
+                {"name": "i", "resources": {"requests": {"cpu": "2"}}},
+            ],
+        )
+        assert view.request.cpu == 5000
+
+    def test_a_pod_level_figure_replaces_the_sum(self) -> None:
+        view = pod(limits={"cpu": "1", "nvidia.com/gpu": "1"}, resources={"requests": {"cpu": "6", "memory": "3Gi"}})
+        assert view.request == Request(6000, 3 * GIB, GpuRequest(count=1))
+
+    def test_memory_is_summed_before_it_is_rounded(self) -> None:
+        parts = [{"name": "c", "resources": {"requests": {"memory": "100M"}}} for _ in range(2)]
+        assert pod(containers=parts).request.mem == 191
+
+
+class TestGpuWishes:
+    @pytest.mark.parametrize(
+        ("annotations", "expected"),
+        [
+            ({"drystone.dev/gpu-fraction": "0.5"}, GpuRequest(count=1, milli=500)),
+            ({"drystone.dev/gpu-fraction": "0.3333"}, GpuRequest(count=1, milli=334)),
+            ({"drystone.dev/gpu-fraction": "1"}, GpuRequest(count=1)),
+            ({"drystone.dev/gpu-memory": "8192"}, GpuRequest(count=1, mib=8192)),
+            ({"drystone.dev/gpu-memory": "8Gi"}, GpuRequest(count=1, mib=8192)),
+            ({"drystone.dev/gpu-memory": "1.5Gi"}, GpuRequest(count=1, mib=1536)),
+            (
+                {"drystone.dev/gpu-memory": "1Gi", "drystone.dev/gpu-models": "H100, A100"},
+                GpuRequest(count=1, mib=1024, models=("A100", "H100")),
+            ),
+        ],
+    )
+    def test_parts_of_a_device(self, annotations: dict[str, str], expected: GpuRequest) -> None:
+        view = pod(annotations=annotations)
+        assert view.request.gpu == expected
+        assert view.unsupported == ()
+
+    @pytest.mark.parametrize("text", ["abc", "0", "1.01", "NaN", "-0.5", "", "inf", "1e-999999999999999999999"])
+    def test_a_bad_fraction_is_explained_and_takes_no_part_of_a_device(self, text: str) -> None:
+        view = pod(annotations={"drystone.dev/gpu-fraction": text})
+        assert "not a number above 0 and at most 1" in view.unsupported[0]
+
+    @pytest.mark.parametrize("text", ["abc", "0", "-1", "0.5", "99999999999999", "NaN", "1e3"])
+    def test_a_bad_size_is_explained(self, text: str) -> None:
+        assert "is not an amount" in pod(annotations={"drystone.dev/gpu-memory": text}).unsupported[0]
+
+    def test_contradictions_are_explained(self) -> None:
+        both = pod(annotations={"drystone.dev/gpu-fraction": "0.5", "drystone.dev/gpu-memory": "1Gi"})
+        assert "ask by one of them" in both.unsupported[0]
+        beside = pod(annotations={"drystone.dev/gpu-fraction": "0.5"}, limits={"nvidia.com/gpu": "1"})
+        assert "whole devices" in beside.unsupported[0]
+
+
+class TestUnsupported:
+    @pytest.mark.parametrize(
+        ("spec", "said"),
+        [
+            ({"affinity": {"nodeAffinity": {"x": 1}}}, "node affinity"),
+            ({"affinity": {"podAffinity": {"x": 1}}}, "pod affinity"),
+            ({"affinity": {"podAntiAffinity": {"x": 1}}}, "pod anti-affinity"),
+            ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topology spread constraints"),
+            ({"resourceClaims": [{"name": "x"}]}, "resource claims"),
+            (
+                {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]},
+                "volume of kind persistentVolumeClaim",
+            ),
+            ({"volumes": [{"name": "v", "ephemeral": {}}]}, "volume of kind ephemeral"),
+            ({"containers": [{"name": "c", "ports": [{"hostPort": 80}]}]}, "host ports"),
+            ({"limits": {"nvidia.com/mig-1g.10gb": "1"}}, "resource nvidia.com/mig-1g.10gb"),
+            ({"limits": {"ephemeral-storage": "1Gi"}}, "resource ephemeral-storage"),
+        ],
+    )
+    def test_a_feature_that_is_not_understood_is_named(self, spec: dict[str, Any], said: str) -> None:
+        assert pod(**spec).unsupported == (said,)
+
+    def test_plain_things_are_fine(self) -> None:
+        kinds = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "hostPath")
+        view = pod(
+            volumes=[{"name": k, k: {}} for k in kinds],
+            affinity={},
+            topologySpreadConstraints=[],
+            containers=[{"name": "c", "ports": [{"containerPort": 80}]}],
+        )
+        assert view.unsupported == ()
+
+    def test_a_gate_is_no_feature_but_holds_the_task(self) -> None:
+        view = pod(schedulingGates=[{"name": "x"}])
+        assert (view.gated, view.unsupported) == (True, ())
+        assert view.to_task().unsupported == ("scheduling gates",)
+
+    @pytest.mark.parametrize("text", ["0", "-3", "many", "1e9", "99999999999999999999"])
+    def test_a_bad_minimum_is_explained(self, text: str) -> None:
+        view = pod(annotations={"drystone.dev/gang-min": text})
+        assert view.gang_min == 0
+        assert "is not a number of pods" in view.unsupported[0]
+
+    def test_rubbish_is_an_error_of_decoding_and_nothing_else(self) -> None:
+        for raw in (b"", b"[]", b'{"metadata":3}', b"{}"):
+            with pytest.raises(msgspec.MsgspecError):
+                from libs.kube.pods import parse_pod
+
+                parse_pod(raw)
+
+
+class TestCharge:
+    GRANT = {"drystone.dev/gpus": "0,3", "drystone.dev/gpu-memory-mib": "40960", "drystone.dev/gpu-milli": "1000"}  # noqa: RUF012
+    BOUND = {"nodeName": "n1", "limits": {"cpu": "1", "nvidia.com/gpu": "2"}}  # noqa: RUF012
+
+    def test_the_grant_on_the_pod_is_the_charge(self) -> None:
+        view = pod(annotations=self.GRANT, **self.BOUND)
+        assert view.holds
+        assert view.charge() == Charge(1000, 0, (GpuGrant(0, 1000, 40960), GpuGrant(3, 1000, 40960)))
+
+    def test_a_grant_is_not_believed_on_a_foreign_pod(self) -> None:
+        view = pod(annotations=self.GRANT, schedulerName="default-scheduler", **self.BOUND)
+        assert view.charge() == Charge(1000, 0, (), blind=2)
+
+    @pytest.mark.parametrize("gpus", ["0", "0,0", "0,x", "0,9", "", "0;3", "-1,2"])
+    def test_a_grant_that_cannot_be_true_is_charged_by_count(self, gpus: str) -> None:
+        view = pod(annotations={**self.GRANT, "drystone.dev/gpus": gpus}, **self.BOUND)
+        assert view.charge([Gpu(i, 40960) for i in range(8)]) == Charge(1000, 0, (), blind=2)
+
+    def test_a_share_without_figures_follows_from_the_request_and_the_device(self) -> None:
+        view = pod(annotations={"drystone.dev/gpu-fraction": "0.25", "drystone.dev/gpus": "1"}, nodeName="n1")
+        assert view.charge([Gpu(0, 40960), Gpu(1, 40960)]).gpus == (GpuGrant(1, 250, 10240),)
+
+    def test_ended_pods_hold_nothing_and_leaving_ones_all(self) -> None:
+        assert not pod(status={"phase": "Failed"}, **self.BOUND).holds
+        assert pod(meta={"deletionTimestamp": "2026-11-30T06:00:00Z"}, **self.BOUND).holds
