@@ -305,7 +305,7 @@ def _prepared(template: bytes) -> _Prepared:
     try:
         decoded = msgspec.json.decode(template)
         metadata = decoded.get("metadata") or {}
-        spec: dict[str, Any] = dict(decoded["spec"])
+        spec: dict[str, Any] = {**decoded["spec"]}
         labels = {str(k): str(v) for k, v in (metadata.get("labels") or {}).items()}
         annotations = {str(k): str(v) for k, v in (metadata.get("annotations") or {}).items() if k not in _RESULTS}
         for name in ("nodeName", "schedulingGates", "priority", "priorityClassName"):

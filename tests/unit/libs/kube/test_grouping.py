@@ -1,0 +1,99 @@
+"""Which job a pod belongs to, and who pays for it."""
+
+import pytest
+
+from libs.kube.grouping import Known, job_key, job_of, unresolved
+from tests.unit.libs.kube.objects_for_tests import pod
+
+OWNER = {
+    "apiVersion": "drystone.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "name": "run-1",
+    "uid": "job-uid",
+    "controller": True,
+}
+
+
+class TestKey:
+    def test_a_pod_alone(self) -> None:
+        head = job_of(pod("p"))
+        assert (head.key, head.gang_min, head.declared) == ("pod/team-a/p", 1, 1)
+
+    def test_a_gang_named_on_its_pods(self) -> None:
+        head = job_of(pod(annotations={"drystone.dev/job": "g", "drystone.dev/gang-min": "4"}))
+        assert (head.key, head.gang_min) == ("gang/team-a/g", 4)
+
+    def test_labels_name_a_gang_as_well(self) -> None:
+        assert job_of(pod(labels={"drystone.dev/job": "g", "drystone.dev/gang-min": "2"})).gang_min == 2
+
+    @pytest.mark.parametrize(
+        "where",
+        [
+            {"labels": {"scheduling.x-k8s.io/pod-group": "pg"}},
+            {"labels": {"pod-group.scheduling.sigs.k8s.io": "pg"}},
+            {"annotations": {"scheduling.k8s.io/group-name": "pg"}},
+            {"annotations": {"pod-group-name": "pg"}},
+            {"annotations": {"gang.scheduling.koordinator.sh/name": "pg"}},
+        ],
+    )
+    def test_pod_groups_of_other_schedulers(self, where: dict[str, dict[str, str]]) -> None:
+        head = job_of(pod(**where), Known(pod_group_min=lambda ns, name: 8 if (ns, name) == ("team-a", "pg") else None))
+        assert (head.key, head.gang_min) == ("podgroup/team-a/pg", 8)
+
+    def test_a_gang_whose_group_is_unseen_waits_instead_of_starting_in_part(self) -> None:
+        member = pod(labels={"scheduling.x-k8s.io/pod-group": "pg"})
+        assert "PodGroup team-a/pg has not been seen" in unresolved(member, Known())
+        assert unresolved(member, Known(pod_group_min=lambda _ns, _name: 3)) == ""
+        assert unresolved(pod(), Known()) == ""
+
+    def test_koordinator_says_its_minimum_on_the_pod(self) -> None:
+        member = pod(
+            annotations={
+                "gang.scheduling.koordinator.sh/name": "g",
+                "gang.scheduling.koordinator.sh/min-available": "3",
+            }
+        )
+        assert unresolved(member, Known()) == ""
+        assert job_of(member).gang_min == 3
+
+    def test_pods_we_created_belong_to_their_training_job(self) -> None:
+        said = {
+            "drystone.dev/task": "worker/1/2",
+            "drystone.dev/gang-min": "8",
+            "drystone.dev/job-key": "job/team-a/run-1",
+        }
+        member = pod(annotations=said, meta={"ownerReferences": [OWNER]})
+        head = job_of(member)
+        assert (head.key, head.uid, head.gang_min, head.attempt) == ("job/team-a/run-1", "job-uid", 8, 2)
+        assert member.task_id == "job-uid/worker/1/2"
+
+    def test_nobody_joins_a_training_job_by_writing_its_name(self) -> None:
+        forged = pod(annotations={"drystone.dev/job-key": "job/team-b/secret", "drystone.dev/task": "worker/0/0"})
+        assert job_key(forged) == "pod/team-a/p"
+        assert forged.task_id == "uid-p"
+
+
+class TestQueueAndTenant:
+    KNOWN = Known(
+        tenants={"team-a": "acme"}, namespace_queues={"team-a": "research/a"}, queue_paths={"v": "research/v"}
+    )
+
+    def test_the_pods_word_then_labels_then_the_namespace_then_the_default(self) -> None:
+        assert job_of(pod(annotations={"drystone.dev/queue": "v"}), self.KNOWN).queue == "research/v"
+        assert job_of(pod(labels={"kueue.x-k8s.io/queue-name": "x"}), self.KNOWN).queue == "x"
+        assert job_of(pod(), self.KNOWN).queue == "research/a"
+        assert job_of(pod()).queue == "default"
+
+    def test_the_tenant_comes_from_the_namespace_alone(self) -> None:
+        assert job_of(pod(labels={"drystone.dev/tenant": "other"}), self.KNOWN).tenant == "acme"
+        assert job_of(pod()).tenant == "team-a"
+
+
+class TestPriority:
+    def test_a_class_beats_the_word_and_the_word_beats_nothing(self) -> None:
+        assert job_of(pod(priority=700, priorityClassName="c", labels={"priority": "low"})).priority == 700
+        assert job_of(pod(priority=0, labels={"priority": "low"})).priority == -100
+        assert job_of(pod(priority=0, labels={"priority": "urgent"})).priority == 0
+
+    def test_a_pod_that_must_not_preempt_does_not(self) -> None:
+        assert not job_of(pod(preemptionPolicy="Never")).preempts

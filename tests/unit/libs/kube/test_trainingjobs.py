@@ -1,0 +1,140 @@
+"""TrainingJobs: read, expanded, and made into pods that nobody can dress up."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from libs.domain.jobs import Phase
+from libs.domain.plans import Assignment
+from libs.domain.resources import Charge, GpuGrant, GpuRequest
+from libs.kube import trainingjobs
+from libs.kube.grouping import Known
+from libs.kube.pods import parse_pod
+from libs.kube.trainingjobs import TrainingJobView
+
+
+def job(roles: list[dict[str, Any]] | None = None, name: str = "run-1", **spec: Any) -> TrainingJobView:
+    return trainingjobs.parse(
+        msgspec.json.encode(
+            {
+                "metadata": {"name": name, "namespace": "team-a", "uid": "j", "resourceVersion": "5"},
+                "spec": {"roles": roles or [role()], **spec},
+            }
+        )
+    )
+
+
+def role(name: str = "worker", replicas: int = 2, template: Any = None, **more: Any) -> dict[str, Any]:
+    return {"name": name, "replicas": replicas, "template": template or container(), **more}
+
+
+def container(**spec: Any) -> dict[str, Any]:
+    main = {"name": "main", "image": "i", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    return {"spec": {"containers": [main], **spec}}
+
+
+def assignment(view: TrainingJobView, index: int = 0) -> Assignment:
+    return Assignment(
+        claim="1.0.1.1.0",
+        task=f"j/worker/{index}/0",
+        name=trainingjobs.pod_name(view.name, "worker", index, 0),
+        node="n1",
+        node_spec="s",
+        charge=Charge(gpus=(GpuGrant(2, 500, 8192),)),
+        create=True,
+        role="worker",
+        index=index,
+    )
+
+
+class TestMinima:
+    def test_all_are_needed_unless_said_otherwise(self) -> None:
+        assert job([role("m", 1), role("w", 4)]).gang_min == 5
+        assert job([role("m", 1), role("w", 4, min=2)]).gang_min == 3
+        assert job([role("w", 4, min=1)], gangMin=3).gang_min == 3
+
+    def test_what_cannot_be_is_bent_into_what_can(self) -> None:
+        assert job([role("w", 4)], gangMin=99).gang_min == 4
+        assert job([role("w", 4)], gangMin=1).gang_min == 4
+
+
+class TestExpand:
+    def test_one_task_per_replica_with_a_name_of_its_own(self) -> None:
+        head, tasks = trainingjobs.expand(job([role("m", 1), role("w", 2)], id="x", priority="high"), 3)
+        assert [t.name for t in tasks] == ["run-1-m-0-3", "run-1-w-0-3", "run-1-w-1-3"]
+        assert tasks[2].id == "j/w/1/3"
+        assert all(t.create and t.request.gpu == GpuRequest(count=1) for t in tasks)
+        assert (head.key, head.uid, head.attempt, head.priority, head.external_id) == (
+            "job/team-a/run-1",
+            "j",
+            3,
+            100,
+            "x",
+        )
+
+    def test_a_priority_class_is_known_by_its_value(self) -> None:
+        assert trainingjobs.expand(job(priority="gold"), 0, Known(priorities={"gold": 5}))[0].priority == 5
+
+    @pytest.mark.parametrize("template", [{"spec": []}, {"spec": {"containers": 4}}, {"spec": {"volumes": [1]}}])
+    def test_a_broken_template_is_a_verdict_and_no_crash(self, template: Any) -> None:
+        _, tasks = trainingjobs.expand(job([role(template=template)]), 0)
+        assert all(t.unsupported for t in tasks)
+
+
+class TestNames:
+    def test_long_names_stay_labels_and_stay_apart(self) -> None:
+        names = {trainingjobs.pod_name("j" * 60, "worker", i, a) for i in range(50) for a in range(3)}
+        assert len(names) == 150
+        assert all(len(n) <= 63 for n in names)
+
+    def test_ids_of_two_tenants_never_meet(self) -> None:
+        assert trainingjobs.object_name("a", "b/c") != trainingjobs.object_name("a/b", "c")
+        assert trainingjobs.object_name("a", "x") == trainingjobs.object_name("a", "x")
+        assert trainingjobs.object_name("a", "Größe 7!").isascii()
+
+    def test_task_ids_come_apart_again(self) -> None:
+        assert trainingjobs.task_of(trainingjobs.task_id("u", "w", 3, 1)) == ("u", "w", 3, 1)
+        assert trainingjobs.task_of("0b9c7c6e-uid") is None
+
+
+class TestManifest:
+    def test_a_pod_bound_at_birth_with_what_was_granted(self) -> None:
+        view = job()
+        pod = parse_pod(trainingjobs.pod_manifest(view, assignment(view, 1), 0))
+        assert (pod.node, pod.name, pod.claim, pod.scheduler) == ("n1", "run-1-worker-1-0", "1.0.1.1.0", "drystone")
+        assert (pod.role, pod.index, pod.attempt, pod.gang_min) == ("worker", 1, 0, 2)
+        assert pod.charge().gpus == (GpuGrant(2, 500, 8192),)
+        assert pod.training_job is not None
+
+    def test_a_template_cannot_choose_its_node_its_devices_or_its_scheduler(self) -> None:
+        template = {
+            "metadata": {"annotations": {"drystone.dev/gpus": "0,1,2,3", "note": "kept"}},
+            **container(nodeName="elsewhere", schedulerName="other", priority=10**9, schedulingGates=[{"name": "g"}]),
+        }
+        template["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+        view = job([role(template=template)])
+        raw = trainingjobs.pod_manifest(view, assignment(view), 0)
+        pod, spec = parse_pod(raw), msgspec.json.decode(raw)["spec"]
+        assert (pod.node, pod.scheduler, pod.gated, pod.priority) == ("n1", "drystone", False, None)
+        assert (pod.annotations["drystone.dev/gpus"], pod.annotations["note"]) == ("2", "kept")
+        assert [e.get("value") for e in spec["containers"][0]["env"]] == [None]
+        assert spec["restartPolicy"] == "Never"
+
+    def test_a_template_that_cannot_be_read_is_refused(self) -> None:
+        view = job([role(template={"spec": []})])
+        with pytest.raises(ValueError, match="cannot be read"):
+            trainingjobs.pod_manifest(view, assignment(view), 0)
+
+    def test_priority_goes_where_it_belongs(self) -> None:
+        word, named = job(priority="low"), job(priority="gold")
+        assert parse_pod(trainingjobs.pod_manifest(word, assignment(word), 0)).priority_word == "low"
+        assert parse_pod(trainingjobs.pod_manifest(named, assignment(named), 0)).priority_class == "gold"
+
+
+def test_status_replaces_the_whole_and_names_its_job() -> None:
+    status = trainingjobs.TrainingJobStatus(phase=Phase.PENDING, attempt=1)
+    test, add = msgspec.json.decode(trainingjobs.status_patch("j", status))
+    assert test == {"op": "test", "path": "/metadata/uid", "value": "j"}
+    assert add["value"]["phase"] == "Pending"
+    assert "startTime" not in add["value"]
