@@ -8,8 +8,6 @@ from libs.host.settings import CommonSettings
 
 
 class BinderSettings(CommonSettings):
-    http_port: int = Field(default=8084, ge=0, le=65535)
-
     #: Most writes in flight to the API server, and what a burst starts with.
     window_cap: int = Field(default=64, ge=2, le=1024)
     window_start: int = Field(default=32, ge=2, le=1024)

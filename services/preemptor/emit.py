@@ -1,0 +1,113 @@
+"""What leaves the preemptor besides evictions: outcomes, dead letters, then offsets. In that order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import msgspec
+import structlog
+
+from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher
+from libs.bus.positions import InHand, Positions
+from libs.contracts.events import EventType, EvictionOutcome, OutcomesBatch
+from libs.contracts.topics import OUTCOMES
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from services.preemptor import metrics
+
+log = structlog.get_logger()
+
+
+class Emitter:
+    def __init__(self, publisher: Publisher, positions: Positions, clock: Clock, rng: random.Random) -> None:
+        self._publisher = publisher
+        self._positions = positions
+        self._clock = clock
+        self._rng = rng
+        self.reader: GroupReader | None = None
+        self._outcomes: list[EvictionOutcome] = []
+        self._letters: list[Outgoing] = []
+        self._held: list[InHand] = []
+        self._news = asyncio.Event()
+        self._flushing = False
+        self.failing_since: float | None = None
+
+    def ended(self, outcome: EvictionOutcome, records: Sequence[InHand]) -> None:
+        self._outcomes.append(outcome)
+        self._held.extend(records)
+        self._news.set()
+
+    def letter(self, record: Outgoing, held: InHand) -> None:
+        metrics.DEAD_LETTERS.inc()
+        self._letters.append(record)
+        self._held.append(held)
+        self._news.set()
+
+    def read_finished(self) -> None:
+        """A record had nothing to carry out: its offset may go."""
+        self._news.set()
+
+    async def drained(self) -> None:
+        while self._flushing or self._news.is_set():
+            await self._clock.sleep(0.01)
+
+    async def forever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._flushing = True
+            try:
+                await self.flush()
+            finally:
+                self._flushing = False
+
+    async def flush(self) -> None:
+        self._news.clear()
+        outcomes, self._outcomes = self._outcomes, []
+        letters, self._letters = self._letters, []
+        held, self._held = self._held, []
+        records = [*outcome_records(outcomes), *letters]
+        if records:
+            await self._surely(partial(self._publisher.publish, records))
+        for each in held:
+            each.part_done()
+        due = self._positions.due()
+        if due and self.reader is not None:
+            await self._surely(partial(self.reader.done, due))
+
+    async def _surely(self, call: Callable[[], Awaitable[None]]) -> None:
+        backoff = Backoff(0.05, 2.0, self._rng)
+        while True:
+            try:
+                await call()
+            except BusUnavailable as fault:
+                if self.failing_since is None:
+                    self.failing_since = self._clock.monotonic()
+                    log.warning("cannot report, trying on", fault=str(fault))
+                await self._clock.sleep(backoff.next())
+                continue
+            if self.failing_since is not None:
+                log.info("reporting again")
+                self.failing_since = None
+            return
+
+
+def outcome_records(outcomes: Sequence[EvictionOutcome]) -> list[Outgoing]:
+    """One record per partition."""
+    by_partition: defaultdict[int, list[EvictionOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        by_partition[outcome.partition].append(outcome)
+    return [
+        Outgoing(
+            topic=OUTCOMES.name,
+            key=some[0].job,
+            value=msgspec.json.encode(OutcomesBatch(tuple(some))),
+            type=EventType.OUTCOMES,
+            partition=partition,
+            headers={"cause": some[0].cause} if some[0].cause else {},
+        )
+        for partition, some in by_partition.items()
+    ]

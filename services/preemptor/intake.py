@@ -1,0 +1,166 @@
+"""What arrives at the preemptor: disruption budgets, read whole by every replica, and eviction plans, divided among
+them.
+
+Each plan is carried out beside the others, so that one which waits for a budget holds up no partition; the number in
+hand is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from libs.bus.port import Bus, Incoming, Outgoing
+from libs.bus.positions import InHand, Positions
+from libs.contracts.events import DeadLetter, EventType, EvictionsBatch, PdbFact
+from libs.contracts.topics import CLUSTER, DEAD_LETTERS, EVICTIONS
+from libs.domain.plans import EvictionPlan
+from libs.runtime.clock import Clock
+from services.preemptor import metrics
+from services.preemptor.budgets import Budgets
+from services.preemptor.emit import Emitter
+from services.preemptor.evict import Evictor
+from services.preemptor.settings import PreemptorSettings
+
+log = structlog.get_logger()
+
+GROUP = "drystone-preemptor"
+_PDB = "pdb/"
+_MOST_QUOTED = 64 * 1024
+
+_pdb_decoder = msgspec.json.Decoder(PdbFact)
+_plans_decoder = msgspec.json.Decoder(EvictionsBatch)
+
+
+class Intake:
+    def __init__(
+        self,
+        bus: Bus,
+        budgets: Budgets,
+        evictor: Evictor,
+        emitter: Emitter,
+        positions: Positions,
+        settings: PreemptorSettings,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._bus = bus
+        self._budgets = budgets
+        self._evictor = evictor
+        self._emitter = emitter
+        self._positions = positions
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self.facts_ready = asyncio.Event()
+        self._in_hand: dict[str, list[InHand]] = {}  # by plan id: the records it came with
+        self._room = asyncio.Event()
+        self.running: set[asyncio.Task[None]] = set()
+
+    @property
+    def plans_in_hand(self) -> int:
+        return len(self._in_hand)
+
+    async def follow_facts(self) -> None:
+        reader = self._bus.follow([CLUSTER.name], from_start=True)
+        while True:
+            for record in await reader.batch(2000):
+                if record.key.startswith(_PDB):
+                    self._fact(record)
+            if not self.facts_ready.is_set() and reader.caught_up:
+                log.info("disruption budgets caught up", budgets=len(self._budgets))
+                self.facts_ready.set()
+
+    def _fact(self, record: Incoming) -> None:
+        if record.value is None:
+            namespace, _, name = record.key.removeprefix(_PDB).partition("/")
+            self._budgets.gone(namespace, name)
+            return
+        try:
+            self._budgets.seen(_pdb_decoder.decode(record.value))
+        except msgspec.MsgspecError as error:
+            log.warning("disruption budget cannot be read", key=record.key, why=str(error))
+
+    async def take_plans(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+        """Until `stop`. What was taken by then is in hand, each plan in a task of its own."""
+        while not self.facts_ready.is_set():
+            if stop.is_set():
+                return
+            await self._wait(self.facts_ready, 0.2)
+        reader = self._bus.group(GROUP, [EVICTIONS.name], rebalanced=self._rebalanced)
+        self._emitter.reader = reader
+        while not stop.is_set():
+            if self.plans_in_hand >= self._settings.plans_in_hand:
+                self._room.clear()
+                await self._wait(self._room, 0.2)
+                continue
+            for plan, record in self._plans(await reader.batch(100, 0.2)):
+                if plan.id in self._in_hand:
+                    self._in_hand[plan.id].append(record)
+                    continue
+                self._in_hand[plan.id] = [record]
+                task = tasks.create_task(self._carry(plan), name="eviction")
+                self.running.add(task)
+                task.add_done_callback(self.running.discard)
+
+    async def _carry(self, plan: EvictionPlan) -> None:
+        started = self._clock.monotonic()
+        metrics.IN_HAND.set(self.plans_in_hand)
+        outcome = await self._evictor.carry_out(plan)
+        metrics.PLAN_SECONDS.observe(self._clock.monotonic() - started)
+        self._emitter.ended(outcome, self._in_hand.pop(plan.id))
+        metrics.IN_HAND.set(self.plans_in_hand)
+        self._room.set()
+
+    async def drained(self) -> None:
+        while self._in_hand:
+            self._room.clear()
+            await self._wait(self._room, 0.2)
+
+    async def _wait(self, event: asyncio.Event, most_s: float) -> None:
+        try:
+            async with asyncio.timeout(most_s):
+                await event.wait()
+        except TimeoutError:
+            return
+
+    def _plans(self, batch: Sequence[Incoming]) -> list[tuple[EvictionPlan, InHand]]:
+        plans: list[tuple[EvictionPlan, InHand]] = []
+        for record in batch:
+            try:
+                if record.fault or record.value is None:
+                    raise ValueError(record.fault or "no content")
+                items = _plans_decoder.decode(record.value).items
+            except (msgspec.MsgspecError, ValueError) as error:
+                log.warning("cannot be read", partition=record.partition, offset=record.offset, why=str(error))
+                self._emitter.letter(dead_letter(record, str(error)), self._positions.read(record))
+                continue
+            held = self._positions.read(record, parts=len(items))
+            plans.extend((plan, held) for plan in items)
+            if not items:
+                self._emitter.read_finished()
+        return plans
+
+    def _rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
+        log.info("partitions", gained=sorted(p for _, p in gained), lost=sorted(p for _, p in lost))
+        self._positions.forget(lost)
+
+
+def dead_letter(record: Incoming, reason: str) -> Outgoing:
+    value = record.value or b""
+    letter = DeadLetter(
+        reason=reason[:1000],
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        key=record.key,
+        id=record.id,
+        value=base64.b64encode(value[:_MOST_QUOTED]).decode(),
+        truncated=len(value) > _MOST_QUOTED,
+    )
+    return Outgoing(DEAD_LETTERS.name, record.key, msgspec.json.encode(letter), EventType.DEAD_LETTER)
