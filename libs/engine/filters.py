@@ -85,7 +85,7 @@ def static_codes(snapshot: Snapshot, ask: Ask, rows: Ints) -> Ints:
     codes = np.zeros(len(rows), np.int64)
     codes[~snapshot.alive[rows]] = DEAD
     if ask.selector:
-        states = snapshot.states
+        states = [*snapshot.states, *[None] * (snapshot.capacity - len(snapshot.states))]
         wanted = ask.selector
         misfits = [
             state is None or any(state.node.labels.get(k) != v for k, v in wanted)

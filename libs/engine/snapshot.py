@@ -86,6 +86,7 @@ class Snapshot:
         self.cordoned: Bools = np.zeros(0, np.bool_)
         self.closed: Bools = np.zeros(0, np.bool_)
         self._ranked = True
+        self._grow(64, 1)
 
     # -- facts ------------------------------------------------------------------------------------------------------
     def node_seen(self, node: Node) -> bool:
