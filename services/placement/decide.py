@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from libs.contracts.events import JobStatus, Landed
-from libs.domain.jobs import JobHead, Phase, Task
+from libs.domain.jobs import Phase, Task
 from libs.domain.nodes import Gpu, Node, newer
 from libs.domain.plans import Assignment, EvictionPlan, Plan, Victim
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
@@ -101,8 +101,8 @@ def _assignments(plan_id: str, placements: Sequence[Placement]) -> tuple[Assignm
 
 
 def signature(job: Job, tasks: Sequence[Task], held: int, *, may_evict: bool) -> Hashable:
-    """Jobs with equal signatures get equal verdicts from one and the same view. A job whose victims are leaving has room
-    of its own, so it looks like nobody."""
+    """Jobs with equal signatures get equal verdicts from one and the same view. A job whose victims are leaving has
+    room of its own, so it looks like nobody."""
     if job.evicting is not None:
         return job.head.key
     head = job.head
@@ -165,7 +165,7 @@ _WORDS: Final = {
 
 
 def reason_word(verdict: Verdict) -> str:
-    """The pod condition's reason. `Unschedulable` makes an autoscaler add nodes, so it is said exactly when that helps."""
+    """The pod condition's reason. `Unschedulable` makes an autoscaler add nodes: it is said exactly when that helps."""
     if verdict.more_nodes_help:
         return "Unschedulable"
     if verdict.reason in _WORDS:

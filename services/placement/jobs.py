@@ -1,8 +1,8 @@
 """The pending set: what waits in the partitions that this replica owns. Re-derivable, so nothing here is ever saved.
 
 Hints arrive late, twice and out of order. The rules that make that harmless: a task is merged by id, the higher version
-wins; a task that was bound or has ended is remembered for a while and never comes back; a claim is held beside its task,
-so a refused write finds everything needed to decide again. Pure: time is handed in, nothing is awaited.
+wins; a task that was bound or has ended is remembered for a while and never comes back; a claim is held beside its
+task, so a refused write finds everything needed to decide again. Pure: time is handed in, nothing is awaited.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ class Job:
     never_since: float = 0.0
     cause: str = ""
     traceparent: str = ""
-    told: str = ""  # what the world was last told, to say nothing twice
+    #: What was last said, to say nothing twice: to the world, and on each waiting pod.
+    told: str = ""
+    told_at: float = float("-inf")
+    conditions: dict[str, str] = field(default_factory=dict)
+    conditions_at: float = float("-inf")
 
     @property
     def order(self) -> Order:
@@ -110,7 +114,7 @@ class Pending:
         self._queue: list[Order] = []
         self._timers: list[tuple[float, str]] = []
 
-    # -- what arrives ---------------------------------------------------------------------------------------------------
+    # -- what arrives -------------------------------------------------------------------------------------------------
 
     def merge(self, change: JobChanged, partition: int, now: float) -> Job | None:
         """Take in a hint or a listed job. Returns the job where it has something new to decide."""
@@ -176,9 +180,9 @@ class Pending:
             job.bound.discard(one)
 
     def drop_if_idle(self, job: Job) -> bool:
-        """Forget a job with nothing left to do. Gangs and TrainingJobs stay (their held tasks count) until the slow pass
-        finds them idle."""
-        if job.tasks or job.evicting or job.head.uid or job.head.gang_min > 1:
+        """Forget a job with nothing left to do. Gangs and TrainingJobs stay (their held tasks count) until the slow
+        pass finds them idle."""
+        if job.tasks or job.claims or job.evicting or job.head.uid or job.head.gang_min > 1:
             return False
         self.remove(job.head.key)
         return True
@@ -201,7 +205,7 @@ class Pending:
         held = job.bound | job.claims.keys()
         return len(held | running) if running else len(held)
 
-    # -- what is to be decided ------------------------------------------------------------------------------------------
+    # -- what is to be decided ----------------------------------------------------------------------------------------
 
     def dirty(self, job: Job) -> None:
         key = job.head.key
@@ -241,7 +245,7 @@ class Pending:
                 heapq.heappop(self._queue)
                 self._dirty.discard(key)
                 continue
-            tasks = len(job.tasks) - len(job.claims)
+            tasks = len(job.waiting) if job.claims else len(job.tasks)
             if taken and tasks > room:
                 break
             heapq.heappop(self._queue)

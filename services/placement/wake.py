@@ -1,9 +1,9 @@
-"""Which waiting jobs an event can help. Nobody is woken whom the event cannot help, and alike jobs are woken one by one.
+"""Which waiting jobs an event can help. Nobody is woken whom it cannot help, and alike jobs are woken one by one.
 
 Jobs that look alike to the engine (same queue, priority, wishes, size) form a group that shares one verdict. An event
 wakes the first of each group that its verdict says it can help. Where that one is placed, the next two follow, then
-four: room for a thousand is used in ten passes, and room for none costs one decision, however many wait. A newcomer that
-looks like a waiting group joins it without being decided. Pure.
+four: room for a thousand is used in ten passes, and room for none costs one decision, however many wait. A newcomer
+that looks like a waiting group joins it without being decided. Pure.
 """
 
 from __future__ import annotations
@@ -66,6 +66,19 @@ class Waiting:
         """The verdict of the group that looks like this, if one waits."""
         group = self._groups.get(signature)
         return group.verdict if group is not None else None
+
+    def verdict_of(self, key: str) -> Verdict | None:
+        """What holds for a waiting job now: the verdict of its group, as its last decided member got it."""
+        signature = self._of.get(key)
+        return self._groups[signature].verdict if signature is not None else None
+
+    def ahead(self, job: Job) -> int:
+        """How many alike jobs wait before this one."""
+        signature = self._of.get(job.head.key)
+        if signature is None:
+            return 0
+        order = job.order
+        return sum(1 for other in set(self._groups[signature].members) if other < order and other[2] in self._of)
 
     def hold(self, job: Job, signature: Hashable, verdict: Verdict) -> None:
         """The job waits, and the verdict holds for everybody who looks like it. The group's next burst is one again."""

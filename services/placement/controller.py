@@ -1,0 +1,416 @@
+"""The controller of TrainingJob objects in our partitions: attempts, success, failure, cancel, clean-up.
+
+The object and its pods are the truth; the status is a summary that can be worked out again at any time.
+`status.attempt` is the first attempt number of the present round: pods of lower numbers are of a round that failed. A pod that was lost
+(evicted, deleted, refused by kubelet) is no failure: its task is placed again under a higher number, beside those that
+still run. Job objects are looked at when one of their pods ended, and in every slow pass; never in the hot path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+import structlog
+
+from libs.domain import keys
+from libs.domain.jobs import JobHead, Phase, Task, partition_of
+from libs.kube import trainingjobs, writes
+from libs.kube.errors import ReadFailed
+from libs.kube.grouping import NOTHING_KNOWN, Known
+from libs.kube.outcomes import Outcome, classify
+from libs.kube.pods import PodView, parse_pod
+from libs.kube.port import Kube
+from libs.kube.trainingjobs import TrainingJobStatus, TrainingJobView
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
+from services.placement.decide import told
+from services.placement.jobs import Ended, Job
+from services.placement.ownership import Truth
+from services.placement.state import State
+from services.placement.status import ObjectWords, Teller
+
+log = structlog.get_logger()
+
+#: How long a look waits for further pods of the job to end.
+_GATHER_S = 0.1
+
+
+@dataclass(slots=True)
+class Assessment:
+    """What an object and its pods amount to. `status` is what the object should say. `tasks` are to be placed, all of
+    attempt `head.attempt`; `held` are task ids that count (running or succeeded); `doomed` pods are to be deleted."""
+
+    head: JobHead
+    status: TrainingJobStatus
+    tasks: list[Task] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+    doomed: list[PodView] = field(default_factory=list)
+
+
+def assess(
+    view: TrainingJobView,
+    pods: Collection[PodView],
+    *,
+    claimed: Collection[str],
+    ended: Collection[str] | Ended,
+    now: str,
+    known: Known = NOTHING_KNOWN,
+) -> Assessment:
+    """Pure. `claimed` and `ended` are task ids: in the binder's hands, and never to be used again."""
+    base, status = view.status.attempt, view.status
+    present = [p for p in pods if p.attempt >= base]
+    latest: dict[tuple[str, int], PodView] = {}
+    for pod in present:
+        slot = (pod.role, pod.index)
+        if slot not in latest or pod.attempt > latest[slot].attempt:
+            latest[slot] = pod
+    doomed = [p for p in pods if p.attempt < base and not p.ended and not p.terminating]
+    top = max((p.attempt for p in present), default=base)
+    failures = [p for p in latest.values() if p.phase == "Failed" and not lost(p)]
+    succeeded = sum(1 for p in latest.values() if p.phase == "Succeeded")
+    running = [p for p in latest.values() if p.holds]
+    if view.ended:
+        return Assessment(trainingjobs.head_of(view, base, known), status, doomed=_alive(pods))
+    if failures:
+        failed = status.failed + 1
+        first = min(failures, key=lambda p: p.name)
+        why = f"pod {first.name} failed" + (f": {first.status_reason}" if first.status_reason else "")
+        if failed > view.spec.backoff_limit:
+            return Assessment(
+                trainingjobs.head_of(view, base, known),
+                msgspec.structs.replace(
+                    status,
+                    phase=Phase.FAILED,
+                    reason="BackoffLimitExceeded",
+                    message=f"{why}; attempt {failed} of {view.spec.backoff_limit + 1}",
+                    bound=0,
+                    succeeded=succeeded,
+                    failed=failed,
+                    completion_time=now,
+                ),
+                doomed=_alive(pods),
+            )
+        head, tasks = trainingjobs.expand(view, top + 1, known)
+        return Assessment(
+            head,
+            msgspec.structs.replace(
+                status,
+                phase=Phase.PENDING,
+                attempt=top + 1,
+                reason="Restarting",
+                message=f"{why}; attempt {failed + 1} of {view.spec.backoff_limit + 1} follows",
+                bound=0,
+                succeeded=0,
+                failed=failed,
+            ),
+            tasks=tasks,
+            doomed=_alive(pods),
+        )
+    if view.replicas and succeeded == view.replicas:
+        return Assessment(
+            trainingjobs.head_of(view, base, known),
+            msgspec.structs.replace(
+                status,
+                phase=Phase.SUCCEEDED,
+                reason="",
+                message="",
+                bound=0,
+                succeeded=succeeded,
+                completion_time=now,
+            ),
+        )
+    held = {p.task_id for p in latest.values() if p.holds or p.phase == "Succeeded"}
+    occupied = {slot for slot, p in latest.items() if p.task_id in held}
+    for one in claimed:
+        parts = trainingjobs.task_of(one)
+        if parts is not None:
+            occupied.add((parts[1], parts[2]))
+    tasks, attempt = _missing(view, occupied, latest, base, ended, known)
+    head = trainingjobs.head_of(view, attempt, known)
+    phase = status.phase
+    if len(running) + succeeded >= view.gang_min and (running or succeeded):
+        phase = Phase.RUNNING
+    return Assessment(
+        head,
+        msgspec.structs.replace(status, phase=phase, bound=len(running), succeeded=succeeded),
+        tasks=tasks,
+        held=held,
+        doomed=doomed,
+    )
+
+
+def _missing(
+    view: TrainingJobView,
+    occupied: Collection[tuple[str, int]],
+    latest: dict[tuple[str, int], PodView],
+    base: int,
+    ended: Collection[str] | Ended,
+    known: Known,
+) -> tuple[list[Task], int]:
+    """Tasks of slots that nothing fills, all of one attempt number that none of them has used: a plan speaks of one
+    attempt, and a task id that has ended is refused for ever."""
+    slots = [(r.name, i) for r in view.spec.roles for i in range(r.replicas) if (r.name, i) not in occupied]
+    if not slots:
+        return [], base
+    attempt = max([base, *(latest[s].attempt + 1 for s in slots if s in latest)])
+    while any(trainingjobs.task_id(view.uid, role, index, attempt) in ended for role, index in slots):
+        attempt += 1
+    wanted = frozenset(slots)
+    _, tasks = trainingjobs.expand(view, attempt, known)
+    return [t for t in tasks if (t.role, t.index) in wanted], attempt
+
+
+def lost(pod: PodView) -> bool:
+    """Whether a Failed pod says nothing about its program: kubelet refused it, or it had to leave its node."""
+    reason = pod.status_reason
+    return reason.startswith("OutOf") or reason in (
+        "Evicted",
+        "Preempting",
+        "NodeAffinity",
+        "NodeLost",
+        "NodeShutdown",
+        "Terminated",
+        "UnexpectedAdmissionError",
+        "AdmissionError",
+    )
+
+
+def _alive(pods: Collection[PodView]) -> list[PodView]:
+    return [p for p in pods if not p.ended and not p.terminating]
+
+
+class Controller:
+    def __init__(self, state: State, ledger: Ledger, kube: Kube, teller: Teller, clock: Clock, partitions: int) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._kube = kube
+        self._teller = teller
+        self._clock = clock
+        self._partitions = partitions
+        #: The status as last written or read, by job key; and what was read of the object, where it was.
+        self._status: dict[str, TrainingJobStatus] = {}
+        self._leaving: list[tuple[float, str, str, str]] = []  # (wall time, namespace, name, uid)
+        self._cancels: dict[str, Job] = {}
+        self._doomed: dict[str, PodView] = {}
+        teller.waiting_object = self.waiting
+
+    # -- what happened ------------------------------------------------------------------------------------------------
+
+    def bound(self, job: Job, _count: int) -> None:
+        """Tasks were found bound. A job that simply starts is written once: when its last task is bound."""
+        self._teller.bound(job)
+        if job.head.uid and not job.tasks and not job.claims:
+            self._running(job)
+
+    def _running(self, job: Job) -> None:
+        known = self._known(job)
+        self._write(
+            job,
+            msgspec.structs.replace(
+                known,
+                phase=Phase.RUNNING,
+                reason="",
+                message="",
+                bound=len(job.bound),
+                start_time=known.start_time or trainingjobs.when(self._clock.wall()),
+            ),
+        )
+
+    def waiting(self, job: Job, reason: str, message: str) -> None:
+        known = self._known(job)
+        phase = Phase.RUNNING if known.phase is Phase.RUNNING else Phase.PENDING
+        urgent = job.verdict is not None and not job.verdict.wakes_on
+        self._write(job, msgspec.structs.replace(known, phase=phase, reason=reason, message=message), urgent=urgent)
+
+    def cancelled(self, key: str) -> None:
+        """The object is being deleted or is gone. Its claims are dropped; garbage collection takes its pods."""
+        job = self._state.forget(key)
+        known = self._status.pop(key, None)
+        if job is None:
+            return
+        if known is None or known.phase not in (Phase.SUCCEEDED, Phase.FAILED):
+            self._teller.say(told(job, Phase.CANCELLED, reason="Deleted", message="the job object was deleted"))
+        if job.head.uid:
+            self._teller.forget(job.head.uid)
+        self._cancels[key] = job
+        self._state.look_event.set()
+
+    def reviewed(self, truth: Truth) -> None:
+        """Job objects of our partitions as listed just now."""
+        for key, view in truth.objects.items():
+            if view.deleting:
+                self.cancelled(key)
+            else:
+                self.apply(view, truth.owned.get(view.uid, ()))
+        self._teller.retell()
+
+    def apply(self, view: TrainingJobView, pods: Collection[PodView]) -> None:
+        """Bring the pending set, the status and the pods in line with what the object and its pods amount to."""
+        state, key = self._state, view.key
+        job = state.pending.jobs.get(key)
+        if job is not None and job.head.uid != view.uid:
+            self.cancelled(key)
+            job = None
+        claimed = tuple(job.claims) if job is not None else ()
+        found = assess(
+            view,
+            pods,
+            claimed=claimed,
+            ended=state.pending.ended,
+            now=trainingjobs.when(self._clock.wall()),
+            known=state.view.known,
+        )
+        for pod in found.doomed:
+            self._doomed[pod.uid] = pod
+        if found.doomed:
+            state.look_event.set()
+        if found.status.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.REJECTED):
+            self._end(view, job, found)
+            return
+        partition = partition_of(key, self._partitions)
+        if job is None:
+            job = Job(head=found.head, partition=partition, since=self._clock.monotonic())
+            state.pending.jobs[key] = job
+        if found.status.attempt != view.status.attempt:
+            job.evictions = job.refusals = 0
+            self._teller.say(told(job, Phase.PENDING, reason=found.status.reason, message=found.status.message))
+        self._status[key] = view.status
+        self._place(job, found)
+        if found.status != view.status and (found.status.attempt != view.status.attempt or not job.tasks):
+            self._write(job, found.status)
+
+    def _place(self, job: Job, found: Assessment) -> None:
+        state = self._state
+        kept = {t: task for t, task in job.tasks.items() if t in job.claims}
+        wanted = {t.id: t for t in found.tasks}
+        dropped = [t for t in job.tasks if t not in kept and t not in wanted]
+        state.pending.ended.add(dropped)
+        head = found.head
+        if job.head.tenant and job.head.uid == head.uid:
+            head = msgspec.structs.replace(head, tenant=job.head.tenant, queue=job.head.queue)
+        changed = job.tasks.keys() != kept.keys() | wanted.keys() or job.head.attempt != head.attempt
+        job.head, job.tasks, job.bound = head, {**kept, **wanted}, found.held
+        if changed and wanted:
+            state.poke(job)
+
+    def _end(self, view: TrainingJobView, job: Job | None, found: Assessment) -> None:
+        state, key, status = self._state, view.key, found.status
+        fresh = not view.ended
+        if job is None:
+            job = Job(head=found.head, partition=partition_of(key, self._partitions), since=self._clock.monotonic())
+        state.forget(key)
+        if job.claims:
+            self._cancels[key] = job
+            state.look_event.set()
+        if fresh and self._status.get(key) != status:
+            self._write(job, status)
+            job.bound = found.held
+            self._teller.say(told(job, status.phase, reason=status.reason, message=status.message))
+        ttl = view.spec.ttl_seconds_after_finished
+        if ttl is not None:
+            at = ttl + (_seconds(status.completion_time) or self._clock.wall())
+            entry = (at, view.namespace, view.name, view.uid)
+            if entry not in self._leaving:
+                heapq.heappush(self._leaving, entry)
+                state.look_event.set()
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For ever: look at jobs whose pods ended, drop claims of cancelled ones, delete what is to go."""
+        state = self._state
+        pause = Backoff(0.2, 5.0)
+        while True:
+            state.look_event.clear()
+            try:
+                await self._turn()
+                pause.reset()
+            except (ReadFailed, LedgerUnavailable) as error:
+                log.warning("job objects could not be served", error=str(error), tries=pause.tries)
+                await self._clock.sleep(pause.next())
+                continue
+            wait = self._leaving[0][0] - self._clock.wall() if self._leaving else None
+            try:
+                async with asyncio.timeout(None if wait is None else min(max(wait, 0.05), 60.0)):
+                    await state.look_event.wait()
+                await self._clock.sleep(_GATHER_S)  # a gang's pods end together: one look serves them all
+            except TimeoutError:
+                pass
+
+    async def _turn(self) -> None:
+        state = self._state
+        while self._cancels:
+            key, job = next(iter(self._cancels.items()))
+            try:
+                tenure = state.tenures.get(job.partition)
+                if tenure is not None:
+                    await self._ledger.drop(key, [c.id for c in job.claims.values()], tenure.generation)
+            except StaleGeneration:
+                pass  # older claims died with their data set
+            del self._cancels[key]
+        while self._doomed:
+            uid, pod = next(iter(self._doomed.items()))
+            answer = await writes.delete_pod(self._kube, pod.namespace, pod.name, uid)
+            if classify(answer) in (Outcome.UNSURE, Outcome.THROTTLED):
+                raise ReadFailed(pod.name, answer)
+            del self._doomed[uid]
+        while state.look:
+            key = next(iter(state.look))
+            await self._look(key)
+            state.look.discard(key)
+        while self._leaving and self._leaving[0][0] <= self._clock.wall():
+            _, namespace, name, uid = self._leaving[0]
+            answer = await writes.delete_trainingjob(self._kube, namespace, name, uid)
+            if classify(answer) in (Outcome.UNSURE, Outcome.THROTTLED):
+                raise ReadFailed(name, answer)
+            heapq.heappop(self._leaving)
+
+    async def _look(self, key: str) -> None:
+        _, namespace, name = key.split("/", 2)
+        if partition_of(key, self._partitions) not in self._state.active:
+            return  # its owner looks, or we do when we have taken it
+        answer = await writes.get_trainingjob(self._kube, namespace, name)
+        if answer.status == 404:
+            self.cancelled(key)
+            return
+        if not answer.ok:
+            raise ReadFailed(key, answer)
+        view = trainingjobs.parse(answer.body)
+        if view.deleting:
+            self.cancelled(key)
+            return
+        listed = await writes.list_all(self._kube, writes.pods_path(namespace), label_selector=f"{keys.JOB}={name}")
+        pods = [
+            p for p in map(parse_pod, listed.items) if p.training_job is not None and p.training_job.uid == view.uid
+        ]
+        if partition_of(key, self._partitions) in self._state.active:
+            self.apply(view, pods)
+
+    # -- status -------------------------------------------------------------------------------------------------------
+
+    def _known(self, job: Job) -> TrainingJobStatus:
+        return self._status.get(job.head.key) or TrainingJobStatus(attempt=job.head.attempt)
+
+    def _write(self, job: Job, status: TrainingJobStatus, *, urgent: bool = False) -> None:
+        key = job.head.key
+        if self._status.get(key) == status:
+            return
+        self._status[key] = status
+        _, namespace, name = key.split("/", 2)
+        self._teller.write(ObjectWords(namespace, name, job.head.uid, status, urgent))
+
+
+def _seconds(text: str | None) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time."""
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None

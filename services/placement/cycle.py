@@ -1,0 +1,367 @@
+"""One pass: the first dirty jobs in order are decided, committed to the ledger, and handed over.
+
+There is no tick: a pass runs as soon as anything is dirty, takes at most what one commit takes, and lets the readers in
+before the next, so that whatever arrived meanwhile is ordered with the rest. The ledger's answer is the truth: what it
+refused is decided again with the fresh use it sent along, at once and a few times, then after growing pauses. An answer
+that did not come is asked for again with the same ids, which is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import structlog
+
+from libs.domain.plans import EvictionPlan, Plan
+from libs.domain.verdicts import Kind, Reason, Verdict, Wake
+from libs.engine.api import Decision, Placement
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from libs.store.port import Committed, Ledger, LedgerUnavailable, Refusal, StaleGeneration
+from services.placement import measures
+from services.placement.decide import (
+    Next,
+    eviction_of,
+    judge_refusal,
+    noted,
+    plan_of,
+    signature,
+    tempered,
+)
+from services.placement.emit import Emitter
+from services.placement.jobs import Job
+from services.placement.settings import PlacementSettings
+from services.placement.state import State
+
+log = structlog.get_logger()
+
+_EVICTING = Verdict(
+    kind=Kind.NOT_NOW,
+    reason=Reason.EVICTING,
+    message="evicted tasks are leaving; their room is kept for this job",
+    wakes_on=(Wake.ROOM_FREED, Wake.NODE_ADDED),
+)
+
+
+class Cycle:
+    """`fenced` is called with a partition (None: all of them) whose fences the ledger refused."""
+
+    def __init__(
+        self,
+        state: State,
+        ledger: Ledger,
+        emitter: Emitter,
+        settings: PlacementSettings,
+        clock: Clock,
+        *,
+        waits: Callable[[Job, Verdict], None],
+        fenced: Callable[[int | None], None],
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._emitter = emitter
+        self._settings = settings
+        self._clock = clock
+        self._waits = waits
+        self._fenced = fenced
+        self._rng = random.Random(settings.placement_seed or None)
+        self._stopping = False
+        self._between = asyncio.Event()
+        self._between.set()
+
+    async def stop(self) -> None:
+        """No further pass; returns when the one in hand is handed over."""
+        self._stopping = True
+        await self._between.wait()
+
+    async def run(self) -> None:
+        """For ever: pass after pass while something is dirty, else until something happens or a pause is over."""
+        state = self._state
+        while True:
+            state.wake.clear()
+            if self._stopping:
+                await asyncio.Event().wait()  # until cancelled
+            self._between.clear()
+            try:
+                more = await self.once()
+            finally:
+                self._between.set()
+            if more:
+                await asyncio.sleep(0)
+                continue
+            due = state.pending.ripen(self._clock.monotonic())
+            if state.pending.has_dirty and state.wake.is_set():
+                continue
+            pause = None if due is None else max(due - self._clock.monotonic(), 0.001)
+            try:
+                async with asyncio.timeout(pause):
+                    await state.wake.wait()
+            except TimeoutError:
+                pass
+            # Readers that have something go first: a burst is ordered as a whole.
+            await asyncio.sleep(0)
+
+    async def once(self) -> bool:
+        """One pass; whether there was anything to decide."""
+        state, now = self._state, self._clock.monotonic()
+        news = state.view.news
+        if news:
+            for key in state.waiting.wake(news):
+                job = state.pending.jobs.get(key)
+                if job is not None:
+                    state.pending.dirty(job)
+            news.clear()
+        state.pending.ripen(now)
+        jobs = state.pending.take(self._settings.placement_batch, state.active, now)
+        if not jobs:
+            return False
+        to_decide = self._not_shared(jobs)
+        if to_decide:
+            await self._decide(to_decide)
+            measures.PASS_S.observe(self._clock.monotonic() - now)
+        return True
+
+    def _not_shared(self, jobs: list[Job]) -> list[Job]:
+        """Those whose look-alikes do not wait already. The others join them, undecided."""
+        state = self._state
+        if not state.waiting:
+            return jobs
+        left = []
+        for job in jobs:
+            looks = self._signature(job)
+            verdict = state.waiting.shared(looks)
+            if verdict is None or state.waiting.trying(job.head.key):
+                left.append(job)
+            else:
+                state.waiting.join(job, looks)
+                self._say(job, verdict)
+        return left
+
+    async def _decide(self, jobs: list[Job]) -> None:
+        state, now = self._state, self._clock.monotonic()
+        engine = state.view.engine
+        decisions = engine.decide([state.pending.to_engine(job, may_evict=self._may_evict(job)) for job in jobs])
+        measures.ENGINE_S.inc(self._clock.monotonic() - now)
+        by_key = {job.head.key: job for job in jobs}
+        plans: list[Plan] = []
+        evictions: list[EvictionPlan] = []
+        try:
+            for decision in decisions:
+                job = by_key.pop(decision.job)
+                tenure = state.tenures[job.partition]
+                if decision.victims:
+                    evictions.append(eviction_of(job, self._grantable(decision), decision.victims, tenure))
+                    job.verdict = _EVICTING
+                elif decision.placements:
+                    gang = job.head.gang_min > 1 and state.pending.held(job) < job.head.gang_min
+                    plans.append(plan_of(job, self._grantable(decision), tenure, gang=gang))
+                    if decision.leftover is not None:
+                        job.verdict = decision.leftover
+                    else:
+                        job.verdict = None
+                else:
+                    self._wait(job, decision.verdict, now)
+                measures.DECISIONS.labels(decision.verdict.kind).inc()
+            if plans:
+                await self._commit(plans)
+            if evictions:
+                await self._commit_evictions(evictions)
+        finally:
+            engine.settle()
+        for job in by_key.values():  # the engine said nothing about it: never lose a job silently
+            state.pending.later(job, now + 1.0)
+        await self._emitter.urgent.room()
+
+    def _grantable(self, decision: Decision) -> Sequence[Placement]:
+        view = self._state.view
+        if not view.measured_note():
+            return decision.placements
+        return [
+            Placement(task=p.task, node=p.node, node_spec=p.node_spec, charge=view.grantable(p.node, p.charge))
+            for p in decision.placements
+        ]
+
+    # -- commits ------------------------------------------------------------------------------------------------------
+
+    async def _commit(self, plans: list[Plan]) -> None:
+        state = self._state
+        answers = await self._asked(lambda: self._ledger.commit(plans))
+        if answers is None:
+            self._again(plans)
+            return
+        now = self._clock.monotonic()
+        taken: list[Plan] = []
+        for plan, answer in zip(plans, answers, strict=True):
+            state.view.use(answer.fresh, answer.queues)
+            job = state.pending.jobs.get(plan.job)
+            if answer.taken:
+                whole = len(answer.taken) == len(plan.assignments)
+                taken.append(plan if whole else _only(plan, answer.taken))
+                measures.PLANNED.inc(len(answer.taken))
+            if job is None or job.head.uid != plan.job_uid:
+                continue  # cancelled while it was being committed: its claims are dropped by whoever cancelled it
+            if answer.taken:
+                measures.SEEN_TO_PLAN_S.observe(now - job.since)
+                state.claimed(job, plan, answer.taken, now)
+            if answer.refused:
+                self._refused(job, plan, answer)
+            else:
+                job.refusals = 0
+                if job.evicting is not None:
+                    state.stop_evicting(job)
+                for key in state.waiting.placed(plan.job) if state.waiting else ():
+                    following = state.pending.jobs.get(key)
+                    if following is not None:
+                        state.pending.dirty(following)
+                if job.verdict is not None:  # some of its tasks found no room
+                    self._wait(job, job.verdict, now)
+        if taken:
+            self._emitter.plans(taken)
+
+    async def _commit_evictions(self, plans: list[EvictionPlan]) -> None:
+        state = self._state
+        answers = await self._asked(lambda: self._ledger.commit_evictions(plans))
+        if answers is None:
+            self._again(plans)
+            return
+        now = self._clock.monotonic()
+        decided: list[EvictionPlan] = []
+        for plan, answer in zip(plans, answers, strict=True):
+            state.view.use(answer.fresh, answer.queues)
+            job = state.pending.jobs.get(plan.job)
+            if not answer.refused:
+                decided.append(plan)
+                measures.EVICTIONS.labels("decided").inc()
+            else:
+                measures.EVICTIONS.labels("refused").inc()
+            if job is None:
+                continue
+            if answer.refused:
+                self._refused(job, plan, answer)
+                continue
+            job.evictions += 1
+            state.evicting(job, plan, now)
+            self._wait(job, _EVICTING, now)
+            if job.evicting is not None and not job.evicting.victims:
+                state.stop_evicting(job)  # the victims left before we could look: their room is here
+                state.poke(job)
+        if decided:
+            self._emitter.evictions(decided)
+
+    async def _asked(self, ask: Callable[[], Awaitable[Sequence[Committed]]]) -> Sequence[Committed] | None:
+        """The ledger's answer, asked for until it comes; None where our generation is not the ledger's any more."""
+        pause = Backoff(0.02, 2.0, self._rng)
+        while True:
+            try:
+                return await ask()
+            except LedgerUnavailable as error:
+                log.warning("ledger did not answer a commit", tries=pause.tries, error=str(error))
+                await self._clock.sleep(pause.next())
+            except StaleGeneration:
+                measures.REFUSALS.labels(Refusal.GENERATION).inc()
+                self._fenced(None)
+                return None
+
+    def _again(self, plans: Sequence[Plan | EvictionPlan]) -> None:
+        """Decided against a data set that is gone: the take-over that follows makes these dirty once more."""
+        for plan in plans:
+            job = self._state.pending.jobs.get(plan.job)
+            if job is not None:
+                self._state.pending.dirty(job)
+
+    def _refused(self, job: Job, plan: Plan | EvictionPlan, answer: Committed) -> None:
+        """Some or all of a plan was refused. The worst reason decides what follows; a task that ended is forgotten."""
+        state, now = self._state, self._clock.monotonic()
+        tasks = {a.claim: a.task for a in plan.assignments}
+        worst: Refusal | None = None
+        for claim, reason in answer.refused.items():
+            if reason is Refusal.TOMBSTONE and claim in tasks:
+                state.pending.take_gone(job, (tasks[claim],))
+                state.ended(job)
+            elif worst is None or _WEIGHT.get(reason, 1) > _WEIGHT.get(worst, 1):
+                worst = reason
+        for reason in set(answer.refused.values()):
+            measures.REFUSALS.labels(reason).inc()
+        if worst is None:
+            # Only ended tasks were in the way (a gang is refused as a whole for them): the rest is decided again.
+            if job.tasks:
+                state.poke(job)
+            else:
+                state.idle(job)
+            return
+        job.refusals += 1
+        judged = judge_refusal(
+            worst,
+            job.refusals - 1,
+            at_once=self._settings.placement_retries_at_once,
+            jitter=self._rng.random(),
+        )
+        if judged.next is Next.FENCED:
+            self._fenced(plan.partition if worst is Refusal.EPOCH else None)
+            state.pending.dirty(job)
+        elif judged.next is Next.AGAIN:
+            state.poke(job)
+        else:
+            state.waiting.wake_one(job.head.key)
+            state.pending.later(job, now + judged.after_s)
+            state.wake.set()
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def _may_evict(self, job: Job) -> bool:
+        return job.evictions < self._settings.placement_evictions
+
+    def _signature(self, job: Job) -> object:
+        state = self._state
+        return signature(job, job.waiting, state.pending.held(job), may_evict=self._may_evict(job))
+
+    def _wait(self, job: Job, verdict: Verdict, now: float) -> None:
+        """The job stays. What it waits for, and what is said about it, follow from the verdict."""
+        state = self._state
+        if verdict.kind is Kind.NEVER:
+            job.never_since = job.never_since or now
+            verdict = tempered(
+                verdict,
+                seen=job.seen,
+                view=state.view.version,
+                waited_s=now - job.never_since,
+                bound_s=self._settings.placement_never_wait_s,
+            )
+        else:
+            job.never_since = 0.0
+        looks = self._signature(job)
+        if verdict.kind is Kind.WAIT:
+            # Decided by itself and soon again, never for its look-alikes: their events may be older.
+            looks = job.head.key
+            state.pending.later(job, now + 0.05)
+        elif Wake.TIME in verdict.wakes_on:
+            state.pending.later(job, now + 1.0)
+        if verdict.kind is not Kind.WAIT and verdict.reason in _ON_GPU_SIZES:
+            verdict = noted(verdict, state.view.measured_note())
+        state.waiting.hold(job, looks, verdict)
+        self._say(job, verdict)
+
+    def _say(self, job: Job, verdict: Verdict) -> None:
+        job.verdict = verdict
+        if verdict.kind is not Kind.WAIT:
+            self._waits(job, verdict)
+
+
+_ON_GPU_SIZES = frozenset({Reason.GPU_MEMORY_TOTAL, Reason.GPU_MODEL, Reason.GPU_SHARE})
+#: Of several reasons for one plan, what follows is decided by the heaviest.
+_WEIGHT = {
+    Refusal.REBUILDING: 9,
+    Refusal.GENERATION: 9,
+    Refusal.EPOCH: 8,
+    Refusal.HELD: 3,
+    Refusal.NODE_CHANGED: 2,
+    Refusal.NODE_GONE: 2,
+}
+
+
+def _only(plan: Plan, claims: Sequence[str]) -> Plan:
+    names = frozenset(claims)
+    return msgspec.structs.replace(plan, assignments=tuple(a for a in plan.assignments if a.claim in names))

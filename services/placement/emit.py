@@ -1,0 +1,146 @@
+"""What leaves: plans and evictions at once, words about jobs when nothing more urgent waits.
+
+Two queues, one sender each, so that a slow status record never holds up a plan. Nothing is dropped: records stay queued
+until the broker has acknowledged them (readers are idempotent), and `room` holds the passes back while too many wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final, NoReturn, Protocol
+
+import msgspec
+import structlog
+
+from libs.bus.port import BusUnavailable, Outgoing, Publisher
+from libs.contracts.events import EventType, EvictionsBatch, JobStatus, PlansBatch
+from libs.contracts.topics import EVICTIONS, PLANS, STATUS
+from libs.domain.jobs import partition_of
+from libs.domain.plans import EvictionPlan, Plan
+
+log = structlog.get_logger()
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Pause(Protocol):
+    """A growing pause between tries."""
+
+    def next(self) -> float: ...
+
+    def reset(self) -> None: ...
+
+
+class Sender:
+    """One queue of records and the task that publishes them, in order, until acknowledged."""
+
+    def __init__(self, publisher: Publisher, pause: Pause, name: str, most: int) -> None:
+        self._publisher = publisher
+        self._pause = pause
+        self._name = name
+        self._most = most
+        self._queue: list[Outgoing] = []
+        self._some = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, records: Iterable[Outgoing]) -> None:
+        self._queue.extend(records)
+        if self._queue:
+            self._some.set()
+            self._idle.clear()
+            if len(self._queue) >= self._most:
+                self._room.clear()
+
+    async def room(self) -> None:
+        """Until fewer than `most` records wait."""
+        await self._room.wait()
+
+    async def drained(self) -> None:
+        await self._idle.wait()
+
+    async def run(self) -> NoReturn:
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._queue:
+                batch = self._queue[: self._most]
+                try:
+                    await self._publisher.publish(batch)
+                except BusUnavailable as error:
+                    pause = self._pause.next()
+                    log.warning("publish failed", queue=self._name, records=len(self._queue), error=str(error))
+                    await asyncio.sleep(pause)
+                    continue
+                self._pause.reset()
+                del self._queue[: len(batch)]
+                if len(self._queue) < self._most:
+                    self._room.set()
+            self._idle.set()
+
+
+class Emitter:
+    def __init__(self, publisher: Publisher, pauses: tuple[Pause, Pause], partitions: int) -> None:
+        self.urgent = Sender(publisher, pauses[0], "plans", most=256)
+        self.words = Sender(publisher, pauses[1], "status", most=512)
+        self._partitions = partitions
+
+    def plans(self, plans: Iterable[Plan]) -> None:
+        by_partition: dict[int, list[Plan]] = {}
+        for plan in plans:
+            by_partition.setdefault(plan.partition, []).append(plan)
+        self.urgent.put(
+            Outgoing(
+                topic=PLANS.name,
+                key=items[0].job,
+                value=_encode(PlansBatch(tuple(items))),
+                type=EventType.PLANS,
+                partition=partition,
+                headers=_headers(items[0].cause, items[0].traceparent),
+            )
+            for partition, items in by_partition.items()
+        )
+
+    def evictions(self, plans: Iterable[EvictionPlan]) -> None:
+        by_partition: dict[int, list[EvictionPlan]] = {}
+        for plan in plans:
+            by_partition.setdefault(plan.partition, []).append(plan)
+        self.urgent.put(
+            Outgoing(
+                topic=EVICTIONS.name,
+                key=items[0].job,
+                value=_encode(EvictionsBatch(tuple(items))),
+                type=EventType.EVICTIONS,
+                partition=partition,
+                headers=_headers(items[0].cause, ""),
+            )
+            for partition, items in by_partition.items()
+        )
+
+    def statuses(self, statuses: Sequence[JobStatus]) -> None:
+        """One record per job: outsiders read this topic, by job id."""
+        self.words.put(
+            Outgoing(
+                topic=STATUS.name,
+                key=status.id,
+                value=_encode(status),
+                type=EventType.STATUS,
+                partition=partition_of(status.job, self._partitions),
+                headers=_headers(status.cause, ""),
+            )
+            for status in statuses
+        )
+
+
+def _headers(cause: str, traceparent: str) -> dict[str, str]:
+    headers = {}
+    if cause:
+        headers["cause"] = cause
+    if traceparent:
+        headers["traceparent"] = traceparent
+    return headers

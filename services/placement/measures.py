@@ -1,0 +1,26 @@
+"""What placement measures of itself."""
+
+from __future__ import annotations
+
+from libs.observe.metrics import counter, gauge, histogram
+
+PASS_S = histogram("drystone_placement_pass_seconds", "One pass: decide, commit, hand over.")
+ENGINE_S = counter("drystone_placement_engine_seconds_total", "Time spent inside the engine.")
+SEEN_TO_PLAN_S = histogram(
+    "drystone_placement_seen_to_plan_seconds", "From the first sight of a job's task to its committed plan."
+)
+DECISIONS = counter("drystone_placement_decisions_total", "Jobs decided, by verdict.", ("verdict",))
+REFUSALS = counter("drystone_placement_commit_refusals_total", "Plans refused by the ledger, by reason.", ("reason",))
+PLANNED = counter("drystone_placement_planned_tasks_total", "Tasks whose claim the ledger took.")
+OUTCOMES = counter("drystone_placement_outcomes_total", "Reports of the binder about tasks.", ("landed",))
+EVICTIONS = counter("drystone_placement_eviction_plans_total", "Eviction plans, by what became of them.", ("what",))
+PENDING = gauge("drystone_placement_pending_jobs", "Jobs with tasks that are not bound yet.")
+WAITING = gauge("drystone_placement_waiting_jobs", "Jobs that wait for something to change.")
+CLAIMS = gauge("drystone_placement_open_claims", "Claims that are not known bound yet.")
+PARTITIONS = gauge("drystone_placement_partitions", "Partitions owned and taken.")
+STATUS_WRITES = counter(
+    "drystone_placement_status_writes_total", "Status writes, by kind and answer.", ("kind", "answer")
+)
+REPAIRED = counter("drystone_placement_repaired_total", "What the slow pass found different.", ("what",))
+VIEW_RELOADS = counter("drystone_placement_view_reloads_total", "Dumps of the ledger read, by cause.", ("cause",))
+UNREADABLE = counter("drystone_placement_unreadable_total", "Records that could not be read, by topic.", ("topic",))

@@ -1,0 +1,352 @@
+"""Which partitions are ours, and what is pending in them: take-over, replay from the truth, and the slow pass.
+
+A partition's first act is `take`: it raises the epoch, so that the last owner's late plans are refused, and returns the
+open claims; planned ones are published again unchanged, because the last owner may have died between its commit and its
+publication. Then the API server is listed, consistently; what waits there and is not claimed is the pending set. The
+same list every slow pass repairs whatever lost hints left behind, so a lost message costs latency only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from libs.contracts.events import JobChanged
+from libs.domain import keys
+from libs.domain.jobs import JobHead, partition_of
+from libs.domain.plans import Plan
+from libs.kube import trainingjobs, writes
+from libs.kube.errors import ReadFailed
+from libs.kube.grouping import job_of, unresolved
+from libs.kube.pods import PodView, parse_pod
+from libs.kube.port import Kube
+from libs.kube.trainingjobs import TrainingJobView
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
+from services.placement import measures
+from services.placement.decide import Tenure
+from services.placement.emit import Emitter
+from services.placement.jobs import Claim, Job
+from services.placement.settings import PlacementSettings
+from services.placement.state import State
+
+log = structlog.get_logger()
+
+_PENDING = f"spec.schedulerName={keys.SCHEDULER_NAME},spec.nodeName="
+
+
+@dataclass(slots=True)
+class Truth:
+    """One consistent look at the API server: unbound pods of ours, job objects, pods of job objects by owner uid."""
+
+    jobs: dict[str, JobChanged] = field(default_factory=dict)
+    objects: dict[str, TrainingJobView] = field(default_factory=dict)
+    owned: dict[str, list[PodView]] = field(default_factory=dict)
+
+
+class Ownership:
+    def __init__(
+        self,
+        state: State,
+        ledger: Ledger,
+        kube: Kube,
+        emitter: Emitter,
+        settings: PlacementSettings,
+        clock: Clock,
+        partitions: int,
+        *,
+        reviewed: Callable[[Truth], None],
+        cancelled: Callable[[str], None],
+        follow: Callable[[frozenset[int]], None],
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._kube = kube
+        self._emitter = emitter
+        self._settings = settings
+        self._clock = clock
+        self._partitions = partitions
+        self._reviewed = reviewed
+        self._cancelled = cancelled
+        self._follow = follow
+        self.owned: frozenset[int] = frozenset()
+        self.generation = 0
+        self._changed = asyncio.Event()
+        self._reopen = False
+        self._retake_at = 0.0
+        self._last_list = float("-inf")
+
+    # -- called by others ---------------------------------------------------------------------------------------------
+
+    def rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
+        """Called before reading goes on. Losing takes effect at once; gaining begins with a take-over."""
+        for _, partition in lost:
+            self._state.lose(partition)
+        self.owned = (self.owned - {p for _, p in lost}) | {p for _, p in gained}
+        self._follow(self.owned)
+        self._changed.set()
+
+    def fenced(self, partition: int | None) -> None:
+        """The ledger refused our fences. One partition: its epoch is another's; if the group still says that it is
+        ours, it is taken again after a pause (a rebalance under way would tell us soon). None: the data set changed."""
+        if partition is None:
+            self._state.active.clear()
+            self._reopen = True
+        else:
+            self._state.active.discard(partition)
+            self._retake_at = self._clock.monotonic() + 1.0
+        self._changed.set()
+
+    # -- the loops ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For ever: take what is owned and not active; every slow pass look at the truth again."""
+        pause = Backoff(0.1, 5.0)
+        while True:
+            self._changed.clear()
+            try:
+                if self._reopen or self.generation == 0:
+                    await self._open()
+                missing = self.owned - self._state.active
+                if missing:
+                    wait = self._retake_at - self._clock.monotonic()
+                    if wait > 0:
+                        await self._clock.sleep(wait)
+                        missing = self.owned - self._state.active
+                    await self._take(missing)
+                elif self._clock.monotonic() - self._last_list >= self._settings.placement_slow_pass_s:
+                    await self._look(self.owned, repair=True)
+                pause.reset()
+            except StaleGeneration:
+                self.fenced(None)
+                await self._clock.sleep(pause.next())
+                continue
+            except (LedgerUnavailable, ReadFailed) as error:
+                log.warning("take-over or slow pass failed", error=str(error), tries=pause.tries)
+                await self._clock.sleep(pause.next())
+                continue
+            measures.PARTITIONS.set(len(self._state.active))
+            if self.owned - self._state.active or self._reopen:
+                continue
+            due = self._last_list + self._settings.placement_slow_pass_s - self._clock.monotonic()
+            try:
+                async with asyncio.timeout(max(due, 0.01)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _open(self) -> None:
+        """Wait until the ledger is whole, and begin anew if its data set is another one: older claims are dead."""
+        pause = Backoff(0.05, 1.0)
+        told = False
+        while True:
+            state = await self._ledger.state()
+            if state.whole and state.generation:
+                break
+            if not told:
+                told = True
+                log.info("waiting for the ledger to be rebuilt", generation=state.generation)
+            await self._clock.sleep(pause.next())
+        if state.generation != self.generation:
+            if self.generation:
+                await self._ledger.open()
+                self._state.view.restart_uses()
+                for job in self._state.pending.jobs.values():
+                    job.claims.clear()
+                    self._state.stop_evicting(job)
+            log.info("ledger generation", generation=state.generation, before=self.generation)
+            self.generation = state.generation
+        self._state.active.clear()
+        self._reopen = False
+
+    async def _take(self, partitions: frozenset[int]) -> None:
+        state, now = self._state, self._clock.monotonic()
+        taken: list[int] = []
+        for partition in sorted(partitions):
+            if partition not in self.owned:
+                continue
+            answer = await self._ledger.take(partition)
+            if partition not in self.owned:
+                continue
+            tenure = Tenure(partition, answer.epoch, self.generation)
+            state.tenures[partition] = tenure
+            taken.append(partition)
+            if answer.planned:
+                self._emitter.plans(answer.planned)
+            if answer.evictions:
+                self._emitter.evictions(answer.evictions)
+            for plan in (*answer.planned, *answer.writing):
+                self._claimed(plan, now)
+            for eviction in answer.evictions:
+                job = self._job(eviction.job, partition, eviction.namespace, eviction.tenant, eviction.queue, now)
+                state.evicting(job, eviction, now)
+            log.info(
+                "partition taken",
+                partition=partition,
+                epoch=answer.epoch,
+                planned=len(answer.planned),
+                writing=len(answer.writing),
+                evictions=len(answer.evictions),
+            )
+        await self._look(frozenset(taken), repair=False)
+        for partition in taken:
+            if partition in self.owned and not self._reopen:
+                state.active.add(partition)
+                for job in state.pending.of_partition(partition):
+                    if job.waiting:
+                        state.pending.dirty(job)
+        state.wake.set()
+
+    def _claimed(self, plan: Plan, now: float) -> None:
+        """The plan of an earlier owner: its tasks are claimed here too. Their tasks come with the list."""
+        job = self._job(plan.job, plan.partition, plan.namespace, plan.tenant, plan.queue, now)
+        for a in plan.assignments:
+            job.claims[a.task] = Claim(a.claim, now)
+
+    def _job(self, key: str, partition: int, namespace: str, tenant: str, queue: str, now: float) -> Job:
+        job = self._state.pending.jobs.get(key)
+        if job is None:
+            head = JobHead(key=key, tenant=tenant, namespace=namespace, queue=queue)
+            job = self._state.pending.jobs[key] = Job(head=head, partition=partition, since=now)
+        return job
+
+    # -- the truth ----------------------------------------------------------------------------------------------------
+
+    async def _look(self, partitions: frozenset[int], *, repair: bool) -> None:
+        """List, merge what waits, forget what does not. Only what was known before the list began is forgotten."""
+        state = self._state
+        before = {
+            job.head.key: frozenset(job.tasks) for job in state.pending.jobs.values() if job.partition in partitions
+        }
+        began = self._clock.monotonic()
+        truth = await self._list(partitions)
+        if repair or partitions == self.owned:
+            self._last_list = began
+        self._merge(truth, partitions, before, repair=repair)
+        if repair:
+            await self._check_claims()
+            state.view.forget_old_measurements(self._clock.monotonic())
+
+    async def _list(self, partitions: frozenset[int]) -> Truth:
+        known = self._state.view.known
+        truth = Truth()
+        if not partitions:
+            return truth
+        pods: dict[str, list[PodView]] = {}
+        heads: dict[str, JobHead] = {}
+        for number, raw in enumerate(
+            (await writes.list_all(self._kube, writes.pods_path(), field_selector=_PENDING)).items
+        ):
+            if number % 500 == 499:
+                await asyncio.sleep(0)  # a long list must not hold up binds
+            pod = parse_pod(raw)
+            if not pod.pending or not pod.ours:
+                continue
+            head = job_of(pod, known)
+            if partition_of(head.key, self._partitions) not in partitions:
+                continue
+            if unresolved(pod, known) and head.key not in self._state.pending.jobs:
+                continue  # the watcher knows its PodGroup or will; a gang is never begun as a single
+            pods.setdefault(head.key, []).append(pod)
+            older = heads.get(head.key)
+            heads[head.key] = head if older is None else _joined(older, head)
+        for key, listed in pods.items():
+            job = self._state.pending.jobs.get(key)
+            head = heads[key]
+            if job is not None and job.tasks and job.head.uid == head.uid:
+                head = job.head  # resolved by the watcher, which knows more (tenants, PodGroups)
+            truth.jobs[key] = JobChanged(head=head, tasks=tuple(pod.to_task() for pod in listed))
+        try:
+            objects = (await writes.list_all(self._kube, writes.TRAINING_JOBS)).items
+        except ReadFailed as failed:
+            if failed.answer.status != 404:
+                raise
+            objects = ()  # the CRD is not installed: there are no job objects
+        for raw in objects:
+            view = trainingjobs.parse(raw)
+            if partition_of(view.key, self._partitions) in partitions:
+                truth.objects[view.key] = view
+        if any(not view.ended for view in truth.objects.values()):
+            for raw in (await writes.list_all(self._kube, writes.pods_path(), label_selector=keys.JOB)).items:
+                pod = parse_pod(raw)
+                owner = pod.training_job
+                if owner is not None:
+                    truth.owned.setdefault(owner.uid, []).append(pod)
+        return truth
+
+    def _merge(
+        self, truth: Truth, partitions: frozenset[int], before: dict[str, frozenset[str]], *, repair: bool
+    ) -> None:
+        state, now = self._state, self._clock.monotonic()
+        for key, change in truth.jobs.items():
+            partition = partition_of(key, self._partitions)
+            if partition not in self.owned:
+                continue
+            job = state.pending.merge(change, partition, now)
+            if job is not None:
+                if repair:
+                    measures.REPAIRED.labels("found").inc()
+                state.wake.set()
+        for key, tasks in before.items():
+            job = state.pending.jobs.get(key)
+            if job is None or job.head.uid:
+                continue
+            listed = truth.jobs.get(key)
+            present = {t.id for t in listed.tasks} if listed is not None else set()
+            missing = [t for t in tasks if t not in present and t in job.tasks]
+            if not missing:
+                continue
+            measures.REPAIRED.labels("gone").inc(len(missing))
+            held = state.pending.running.get(key, set())
+            state.pending.take_gone(job, [t for t in missing if t not in held])
+            state.bound(job, [t for t in missing if t in held])
+            state.idle(job)
+            if job.tasks and job.head.gang_min > 1:
+                state.poke(job)
+        self._reviewed(truth)
+        for job in list(state.pending.jobs.values()):
+            if job.partition not in partitions:
+                continue
+            if job.head.uid and job.head.key not in truth.objects and job.since < self._last_list:
+                self._cancelled(job.head.key)
+            elif not job.tasks and not job.claims and not job.evicting and not job.head.uid:
+                state.forget(job.head.key)
+            elif job.evicting is not None:
+                self._check_victims(now)
+
+    def _check_victims(self, now: float) -> None:
+        state = self._state
+        for job in list(state.pending.jobs.values()):
+            if job.evicting is None:
+                continue
+            left = [uid for uid in job.evicting.victims if uid not in state.view.pods]
+            if len(left) == len(job.evicting.victims) or now - job.evicting.since > self._settings.placement_evicting_s:
+                state.stop_evicting(job)
+                state.poke(job)
+
+    async def _check_claims(self) -> None:
+        """A claim that is old while its pod is listed unbound, and that is not being written: freed by its deadline
+        with the outcome lost. Should it still be planned after all, the next commit is refused as held."""
+        state, now = self._state, self._clock.monotonic()
+        for job in list(state.pending.jobs.values()):
+            old = [(t, c) for t, c in job.claims.items() if now - c.at > self._settings.placement_claim_s]
+            for task, claim in old:
+                if not await self._ledger.writing(claim.id) and job.claims.get(task) is claim:
+                    del job.claims[task]
+                    measures.REPAIRED.labels("claim").inc()
+                    state.poke(job)
+
+
+def _joined(one: JobHead, other: JobHead) -> JobHead:
+    """Heads of two pods of one gang: the older age, the greater minimum."""
+    return msgspec.structs.replace(
+        one,
+        created=min(one.created, other.created),
+        gang_min=max(one.gang_min, other.gang_min),
+        declared=max(one.declared, other.declared),
+    )

@@ -1,0 +1,47 @@
+"""What an operator can set for placement."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from libs.host.settings import CommonSettings
+
+
+class PlacementSettings(CommonSettings):
+    #: Policy name -> weight, as JSON: {"best-fit": 1}.
+    placement_weights: dict[str, int] = Field(default_factory=lambda: {"best-fit": 1})
+    #: Draw among that many best nodes; above 1 where several replicas contend for a nearly full cluster.
+    placement_candidates: int = Field(default=1, ge=1, le=64)
+    placement_seed: int = 0
+    placement_group: str = "drystone-placement"
+    #: Most tasks decided and committed in one pass; the ledger takes at most 256 at once.
+    placement_batch: int = Field(default=256, ge=1, le=256)
+    #: Decide again at once after that many refusals in a row, then pause.
+    placement_retries_at_once: int = Field(default=4, ge=0, le=100)
+    #: The slow pass: list pods and jobs, repair what lost hints left behind.
+    placement_slow_pass_s: float = Field(default=30.0, gt=0, le=3600)
+    #: An open claim older than this, whose pod is listed unbound, is looked up in the ledger.
+    placement_claim_s: float = Field(default=15.0, gt=0, le=600)
+    #: A job that waits gets its first words after this long, and its pods their condition.
+    placement_words_s: float = Field(default=0.3, ge=0, le=60)
+    placement_condition_s: float = Field(default=1.0, ge=0, le=60)
+    #: Words that differ only in their figures are written again at most this often, per job.
+    placement_rewrite_s: float = Field(default=30.0, ge=0, le=3600)
+    #: Status writes to the API server under way at once, and per second.
+    placement_status_writers: int = Field(default=8, ge=1, le=256)
+    placement_status_per_s: float = Field(default=200.0, gt=0, le=10_000)
+    #: How long a Never waits for a view as new as the job before it is said anyway.
+    placement_never_wait_s: float = Field(default=3.0, ge=0, le=60)
+    #: Measured GPU facts older than this no longer fill in for what a node does not declare.
+    placement_gpu_max_age_s: float = Field(default=120.0, gt=0, le=3600)
+    #: Victims that have not left after this long are no longer waited for.
+    placement_evicting_s: float = Field(default=600.0, gt=0, le=3600)
+    #: Most eviction plans for one job in a row before it waits a while.
+    placement_evictions: int = Field(default=3, ge=0, le=100)
+
+    @field_validator("placement_weights")
+    @classmethod
+    def _weights(cls, weights: dict[str, int]) -> dict[str, int]:
+        if not weights or any(w < 0 for w in weights.values()) or not any(weights.values()):
+            raise ValueError("needs at least one policy with a positive weight")
+        return weights

@@ -1,0 +1,175 @@
+"""What the parts of placement share: the pending set, who waits, the view, the tenures; and the moves between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from libs.contracts.events import PodFact
+from libs.domain.plans import EvictionPlan, Plan
+from services.placement.decide import Tenure
+from services.placement.jobs import Claim, Evicting, Job, Pending
+from services.placement.view import View
+from services.placement.wake import Waiting
+
+
+@dataclass(slots=True)
+class State:
+    """`active` partitions are taken and listed: their jobs are decided. `victims` leads from a victim's uid to the job
+    it makes room for; `awaited` from a node to the jobs that wait for victims on it."""
+
+    view: View
+    pending: Pending = field(default_factory=Pending)
+    waiting: Waiting = field(default_factory=Waiting)
+    tenures: dict[int, Tenure] = field(default_factory=dict)
+    active: set[int] = field(default_factory=set)
+    victims: dict[str, str] = field(default_factory=dict)
+    awaited: dict[str, set[str]] = field(default_factory=dict)
+    #: Set whenever there may be something to decide.
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Jobs of TrainingJob objects one of whose pods ended: the controller looks.
+    look: set[str] = field(default_factory=set)
+    look_event: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Called with a job and how many of its tasks were just found bound.
+    on_bound: Callable[[Job, int], None] = lambda _job, _count: None
+
+    def __post_init__(self) -> None:
+        self.view.on_pod = self._pod
+        self.view.on_freed = self._freed
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def poke(self, job: Job) -> None:
+        """This very job is to be decided, whatever its look-alikes wait for."""
+        self.waiting.wake_one(job.head.key)
+        self.pending.dirty(job)
+        self.wake.set()
+
+    def forget(self, key: str) -> Job | None:
+        job = self.pending.remove(key)
+        self.waiting.leave(key)
+        if job is not None:
+            self.stop_evicting(job)
+        return job
+
+    def lose(self, partition: int) -> None:
+        """The partition is somebody else's: nothing of it is decided here from now on."""
+        self.active.discard(partition)
+        self.tenures.pop(partition, None)
+        for job in list(self.pending.of_partition(partition)):
+            self.forget(job.head.key)
+
+    def idle(self, job: Job) -> None:
+        """Some of the job's tasks were bound or ended: forget it if nothing is left to do."""
+        if not job.tasks:
+            self.waiting.leave(job.head.key)
+            job.verdict = None
+        if self.pending.drop_if_idle(job):
+            self.waiting.leave(job.head.key)
+
+    def bound(self, job: Job, tasks: Iterable[str]) -> None:
+        """Tasks of the job are bound, as the binder reports or as their pods show; what comes second is nothing new."""
+        fresh = [task for task in tasks if task in job.tasks or task in job.claims]
+        self.pending.take_bound(job, fresh)
+        if fresh:
+            job.failures = job.refusals = job.evictions = 0
+            self.on_bound(job, len(fresh))
+        self.idle(job)
+
+    def ended(self, job: Job) -> None:
+        """A pod of a TrainingJob ended, or one of its tasks can no longer be: its controller looks at the truth."""
+        if job.head.uid:
+            self.look.add(job.head.key)
+            self.look_event.set()
+
+    # -- claims and evictions -----------------------------------------------------------------------------------------
+
+    def claimed(self, job: Job, plan: Plan, claims: Iterable[str], now: float) -> None:
+        names = frozenset(claims)
+        for a in plan.assignments:
+            if a.claim in names:
+                job.claims[a.task] = Claim(a.claim, now)
+
+    def evicting(self, job: Job, plan: EvictionPlan, now: float) -> None:
+        victims = {v.uid: v.node for v in plan.victims if v.uid in self.view.pods}
+        job.evicting = Evicting(plan.id, victims, now)
+        for uid, node in victims.items():
+            self.victims[uid] = job.head.key
+            self.awaited.setdefault(node, set()).add(job.head.key)
+
+    def release_victims(self, job: Job, uids: Iterable[str]) -> None:
+        """These stay after all; the others are still waited for."""
+        if job.evicting is None:
+            return
+        for uid in uids:
+            self.victims.pop(uid, None)
+            node = job.evicting.victims.pop(uid, None)
+            if node is not None and node not in job.evicting.victims.values():
+                self._unawait(node, job.head.key)
+        if not job.evicting.victims:
+            job.evicting = None
+
+    def stop_evicting(self, job: Job) -> None:
+        if job.evicting is None:
+            return
+        for uid, node in job.evicting.victims.items():
+            self.victims.pop(uid, None)
+            self._unawait(node, job.head.key)
+        job.evicting = None
+
+    def _unawait(self, node: str, key: str) -> None:
+        keys = self.awaited.get(node)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self.awaited[node]
+
+    # -- what the view sees -------------------------------------------------------------------------------------------
+
+    def _pod(self, fact: PodFact, holds: bool) -> None:
+        key = fact.job
+        if key and fact.ours:
+            task = f"{fact.job_uid}/{fact.task}" if fact.task and fact.job_uid else fact.uid
+            job = self.pending.jobs.get(key)
+            if fact.gang_min > 1 or fact.job_uid:
+                self._count(key, task, holds)
+            if job is not None:
+                if holds and (task in job.tasks or task in job.claims):
+                    # Seen bound: what the outcome says too, or would have said if it had not been lost.
+                    self.bound(job, (task,))
+                elif not holds:
+                    job.bound.discard(task)
+                    self.ended(job)
+        if not holds:
+            self._left(fact.uid)
+
+    def _count(self, key: str, task: str, holds: bool) -> None:
+        running = self.pending.running
+        if holds:
+            running.setdefault(key, set()).add(task)
+            return
+        tasks = running.get(key)
+        if tasks is not None:
+            tasks.discard(task)
+            if not tasks:
+                del running[key]
+
+    def _left(self, uid: str) -> None:
+        key = self.victims.pop(uid, None)
+        job = self.pending.jobs.get(key) if key is not None else None
+        if job is None or job.evicting is None:
+            return
+        node = job.evicting.victims.pop(uid, None)
+        if node is not None and node not in job.evicting.victims.values():
+            self._unawait(node, job.head.key)
+        if not job.evicting.victims:
+            job.evicting = None
+        self.poke(job)
+
+    def _freed(self, node: str) -> None:
+        """Room came free on a node: whoever waits for a victim there may find its earmark filled."""
+        for key in list(self.awaited.get(node, ())):
+            job = self.pending.jobs.get(key)
+            if job is not None:
+                self.poke(job)

@@ -1,0 +1,266 @@
+"""Words about jobs: pod conditions, status of job objects, events on `drystone.status`. Never in the hot path.
+
+A job that is placed at once is never written about: its condition would cost a write per pod. A job that waits gets an
+event first, then its pods get `PodScheduled=False`; a Never goes out at once. Writes are merged per object, limited in
+rate and number, skipped where nothing changed, and give way while there is something to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from libs.contracts.events import JobStatus
+from libs.domain.jobs import Phase
+from libs.domain.verdicts import Kind, Verdict
+from libs.kube import writes
+from libs.kube.outcomes import Outcome, classify, why
+from libs.kube.port import Answer, Kube
+from libs.kube.trainingjobs import TrainingJobStatus
+from libs.runtime.clock import Clock
+from libs.runtime.merge import MergeQueue
+from services.placement import measures
+from services.placement.decide import reason_word, told, words
+from services.placement.emit import Emitter
+from services.placement.jobs import Job
+from services.placement.settings import PlacementSettings
+from services.placement.state import State
+
+log = structlog.get_logger()
+
+_AGAIN: Final = frozenset({Outcome.UNSURE, Outcome.THROTTLED})
+#: Tries for one write; afterwards the slow pass brings it back.
+_TRIES: Final = 5
+_YIELD_S: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class PodWords:
+    namespace: str
+    name: str
+    uid: str
+    reason: str
+    message: str
+    urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectWords:
+    namespace: str
+    name: str
+    uid: str
+    status: TrainingJobStatus
+    urgent: bool
+
+
+class Teller:
+    """`object_status` builds the status of a job object that waits (None where it is not ours to write)."""
+
+    def __init__(self, state: State, kube: Kube, emitter: Emitter, settings: PlacementSettings, clock: Clock) -> None:
+        self._state = state
+        self._kube = kube
+        self._emitter = emitter
+        self._settings = settings
+        self._clock = clock
+        self._due: list[tuple[float, str, str]] = []
+        self._planned: set[tuple[str, str]] = set()
+        self._some = asyncio.Event()
+        self._events: list[JobStatus] = []
+        self._started: dict[str, Job] = {}
+        self._writes: MergeQueue[str, PodWords | ObjectWords] = MergeQueue(limit=50_000, merge=_newer)
+        self._next_slot = 0.0
+        self.waiting_object: Callable[[Job, str, str], None] = lambda _job, _reason, _message: None
+
+    # -- what happened ------------------------------------------------------------------------------------------------
+
+    def waits(self, job: Job, verdict: Verdict) -> None:
+        """The job was not placed. Cheap: what is said, if it still waits then, is worked out when it is due."""
+        now, key = self._clock.monotonic(), job.head.key
+        if verdict.kind is Kind.NEVER:
+            self._plan(now, key, "event")
+            self._plan(now, key, "condition")
+        else:
+            self._plan(now + self._settings.placement_words_s, key, "event")
+            self._plan(now + self._settings.placement_condition_s, key, "condition")
+
+    def bound(self, job: Job) -> None:
+        """Some tasks were found bound: said in batches, when there is time."""
+        self._started[job.head.key] = job
+        self._some.set()
+
+    def say(self, status: JobStatus) -> None:
+        self._events.append(status)
+        self._some.set()
+
+    def write(self, words_: PodWords | ObjectWords) -> None:
+        self._writes.put(words_.uid, words_)
+
+    def forget(self, uid: str) -> None:
+        self._writes.discard(uid)
+
+    def retell(self) -> None:
+        """The slow pass: everybody who waits is looked at again; most will have nothing new."""
+        now = self._clock.monotonic()
+        for job in self._state.pending.jobs.values():
+            if job.verdict is not None and job.head.key in self._state.waiting:
+                self._plan(now, job.head.key, "event")
+                self._plan(now, job.head.key, "condition")
+
+    def _plan(self, at: float, key: str, what: str) -> None:
+        if (key, what) in self._planned and at > self._clock.monotonic():
+            return
+        self._planned.add((key, what))
+        heapq.heappush(self._due, (at, key, what))
+        self._some.set()
+
+    # -- the loops ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For ever: say what is due, else wait until something is."""
+        while True:
+            self._some.clear()
+            self.flush()
+            pause = self._due[0][0] - self._clock.monotonic() if self._due else None
+            try:
+                async with asyncio.timeout(None if pause is None else max(pause, 0.001)):
+                    await self._some.wait()
+            except TimeoutError:
+                pass
+            if self._started:
+                await self._give_way(0.02)
+
+    def flush(self) -> None:
+        now = self._clock.monotonic()
+        while self._due and self._due[0][0] <= now:
+            _, key, what = heapq.heappop(self._due)
+            self._planned.discard((key, what))
+            job = self._state.pending.jobs.get(key)
+            if job is None or job.verdict is None or not job.waiting or job.verdict.kind is Kind.WAIT:
+                continue
+            verdict = self._state.waiting.verdict_of(key) or job.verdict
+            if what == "event":
+                self._tell(job, verdict, now)
+            else:
+                self._condition(job, verdict, now)
+        for job in self._started.values():
+            phase = Phase.RUNNING if not job.tasks else Phase.STARTING
+            self._events.append(told(job, phase))
+            job.told = ""
+        self._started.clear()
+        if self._events:
+            self._emitter.statuses(self._events)
+            self._events = []
+
+    def _tell(self, job: Job, verdict: Verdict, now: float) -> None:
+        reason, message = reason_word(verdict), words(verdict)
+        if not self._worth(job.told, reason, message, now - job.told_at):
+            return
+        job.told, job.told_at = f"{reason}\n{message}", now
+        position = self._state.waiting.ahead(job)
+        if position and verdict.kind is Kind.NOT_NOW:
+            message = f"{message}; {position} alike job{'s' if position > 1 else ''} before it"
+        phase = Phase.PENDING
+        self._events.append(told(job, phase, reason=reason, message=message, verdict=verdict))
+
+    def _condition(self, job: Job, verdict: Verdict, now: float) -> None:
+        reason, message = reason_word(verdict), words(verdict)
+        urgent = verdict.kind is Kind.NEVER
+        if job.head.uid:
+            known = job.conditions.get("", "")
+            if self._worth(known, reason, message, now - job.conditions_at):
+                job.conditions[""], job.conditions_at = f"{reason}\n{message}", now
+                self.waiting_object(job, reason, message)
+            return
+        text = f"{reason}\n{message}"
+        fresh = now - job.conditions_at
+        for task in job.waiting:
+            if not self._worth(job.conditions.get(task.id, ""), reason, message, fresh):
+                continue
+            job.conditions[task.id] = text
+            job.conditions_at = now
+            self.write(PodWords(task.namespace, task.name, task.id, reason, message, urgent))
+
+    def _worth(self, known: str, reason: str, message: str, age_s: float) -> bool:
+        """Another reason is news at once; other figures only after a while."""
+        if not known:
+            return True
+        if known.partition("\n")[0] != reason:
+            return True
+        return known != f"{reason}\n{message}" and age_s >= self._settings.placement_rewrite_s
+
+    # -- writes -------------------------------------------------------------------------------------------------------
+
+    async def writer(self) -> None:
+        """One of several: for ever, the next object's words."""
+        while True:
+            for uid, words_ in await self._writes.take(1):
+                try:
+                    await self._slot()
+                    if not words_.urgent:
+                        await self._give_way(_YIELD_S)
+                    await self._write(words_)
+                finally:
+                    self._writes.done(uid)
+
+    async def _write(self, words_: PodWords | ObjectWords) -> None:
+        pause = 0.2
+        for _ in range(_TRIES):
+            answer = await self._send(words_)
+            kind = "pod" if isinstance(words_, PodWords) else "job"
+            outcome = classify(answer)
+            measures.STATUS_WRITES.labels(kind, outcome.value).inc()
+            if outcome not in _AGAIN:
+                if outcome is Outcome.REFUSED:
+                    log.warning("status refused", kind=kind, name=words_.name, why=why(answer))
+                return
+            await self._clock.sleep(max(pause, answer.retry_after_s or 0.0))
+            pause = min(pause * 2, 5.0)
+
+    async def _send(self, words_: PodWords | ObjectWords) -> Answer:
+        if isinstance(words_, PodWords):
+            return await writes.patch_pod_condition(
+                self._kube,
+                words_.namespace,
+                words_.name,
+                words_.uid,
+                type="PodScheduled",
+                status="False",
+                reason=words_.reason,
+                message=words_.message,
+                now=self._clock.wall(),
+            )
+        return await writes.patch_trainingjob_status(
+            self._kube, words_.namespace, words_.name, words_.uid, words_.status
+        )
+
+    async def _slot(self) -> None:
+        """The rate: each write takes the next slot of a row of evenly spaced ones."""
+        now = self._clock.monotonic()
+        at = max(now, self._next_slot)
+        self._next_slot = at + 1.0 / self._settings.placement_status_per_s
+        if at > now:
+            await self._clock.sleep(at - now)
+
+    async def _give_way(self, most_s: float) -> None:
+        """Passes first, and the binder's writes that follow them; but words are not put off for ever."""
+        until = self._clock.monotonic() + most_s
+        while self._state.pending.has_dirty and self._clock.monotonic() < until:
+            await self._clock.sleep(0.005)
+
+    async def drained(self) -> None:
+        while len(self._writes):
+            await self._clock.sleep(0.01)
+
+
+def _newer(old: PodWords | ObjectWords, new: PodWords | ObjectWords) -> PodWords | ObjectWords:
+    """The newer words, as urgent as the more urgent of the two."""
+    if old.urgent and not new.urgent:
+        if isinstance(new, PodWords):
+            return PodWords(new.namespace, new.name, new.uid, new.reason, new.message, True)
+        return ObjectWords(new.namespace, new.name, new.uid, new.status, True)
+    return new

@@ -1,0 +1,281 @@
+"""What placement believes about the cluster: facts and used room, fed to the engine, with the news that can wake jobs.
+
+Facts come from `drystone.cluster` (specs, queues, budgets, running pods), measurements from `drystone.gpus`, used
+room from the ledger. Each source has its own rule for which of two records is newer; what is older is dropped. The
+view keeps what it was told, so that a new engine can be fed at any moment (the ledger may be rebuilt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from libs.contracts.events import (
+    ClusterFact,
+    GpuFacts,
+    NodeFact,
+    PdbFact,
+    PodFact,
+    PriorityClassFact,
+    QueueFact,
+)
+from libs.domain.nodes import Node, newer
+from libs.domain.queues import Queue
+from libs.domain.resources import WHOLE, Charge, GpuGrant
+from libs.domain.usage import NodeUse, QueueUse
+from libs.domain.verdicts import Wake
+from libs.engine.api import Engine, RunningTask
+from libs.kube.grouping import Known
+from services.placement.decide import Measured, filled
+from services.placement.wake import News
+
+
+class View:
+    """`version` is the greatest resourceVersion of nodes and queues seen; a Never needs one as new as the event's."""
+
+    def __init__(self, new_engine: Callable[[], Engine], *, gpu_max_age_s: float = 120.0) -> None:
+        self._new_engine = new_engine
+        self._gpu_max_age_s = gpu_max_age_s
+        self.engine = new_engine()
+        self.news = News()
+        self.version = ""
+        self.nodes: dict[str, Node] = {}
+        self.queues: dict[str, Queue] = {}
+        self.pods: dict[str, PodFact] = {}
+        self.priorities: dict[str, PriorityClassFact] = {}
+        self._pdbs: dict[str, PdbFact] = {}
+        self._uses: dict[str, NodeUse] = {}
+        self._queue_uses: dict[str, QueueUse] = {}
+        self._measured: dict[str, dict[int, Measured]] = {}
+        self._filled: set[str] = set()
+        #: Called with a pod's fact when it is seen to hold room, and with its last fact when it holds none any more.
+        self.on_pod: Callable[[PodFact, bool], None] = lambda _fact, _holds: None
+        #: Called with the name of a node on which room came free.
+        self.on_freed: Callable[[str], None] = lambda _node: None
+
+    @property
+    def known(self) -> Known:
+        """What the grouping of listed pods needs to know."""
+        return Known(
+            namespace_queues={ns: q.path for q in self.queues.values() for ns in q.namespaces},
+            queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
+            priorities={name: fact.value for name, fact in self.priorities.items()},
+        )
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    def see(self, fact: ClusterFact, now: float) -> None:
+        match fact:
+            case PodFact():
+                self._see_pod(fact)
+            case NodeFact():
+                self._see_node(fact.node, now)
+            case QueueFact():
+                self._see_queue(fact.queue)
+            case PriorityClassFact():
+                self.priorities[fact.name] = fact
+            case PdbFact():
+                self._pdbs[f"{fact.namespace}/{fact.name}"] = fact
+                self._reguard(fact.namespace)
+
+    def gone(self, key: str) -> None:
+        """A record without value: the thing under this key is no more."""
+        kind, _, name = key.partition("/")
+        match kind:
+            case "pod":
+                fact = self.pods.pop(name, None)
+                self.engine.pod_gone(name)
+                if fact is not None:
+                    self.on_pod(fact, False)
+            case "node":
+                if self.nodes.pop(name, None) is not None:
+                    self.engine.node_gone(name)
+            case "queue":
+                if self.queues.pop(name, None) is not None:
+                    self.engine.queue_gone(name)
+                    self.news.queues.add(name)
+            case "priorityclass":
+                self.priorities.pop(name, None)
+            case "pdb":
+                pdb = self._pdbs.pop(name, None)
+                if pdb is not None:
+                    self._reguard(pdb.namespace)
+
+    def reached(self, version: str) -> None:
+        """The sender had seen this version of nodes and queues before it sent what we just read."""
+        if version and newer(version, self.version):
+            self.version = version
+
+    def _see_node(self, node: Node, now: float) -> None:
+        self.reached(node.version)
+        known = self.nodes.get(node.name)
+        if known is not None and known.uid == node.uid and newer(known.version, node.version):
+            return
+        self.nodes[node.name] = node
+        self._feed_node(node, now)
+        if known is None:
+            self.news.kinds.add(Wake.NODE_ADDED)
+        elif known.spec != node.spec or known.uid != node.uid:
+            self.news.kinds.add(Wake.NODE_CHANGED)
+
+    def _feed_node(self, node: Node, now: float) -> None:
+        measured = self._measured.get(node.name)
+        if measured:
+            with_facts = filled(node, measured, now=now, max_age_s=self._gpu_max_age_s)
+            (self._filled.discard if with_facts is node else self._filled.add)(node.name)
+            node = with_facts
+        self.engine.node_seen(node)
+
+    def _see_queue(self, queue: Queue) -> None:
+        self.reached(queue.version)
+        known = self.queues.get(queue.path)
+        if known == queue:
+            return
+        self.queues[queue.path] = queue
+        self.engine.queue_seen(queue)
+        self.news.queues.add(queue.path)
+        self.news.kinds.add(Wake.SPEC_CHANGED)
+
+    def _see_pod(self, fact: PodFact) -> None:
+        known = self.pods.get(fact.uid)
+        if known is not None and newer(known.version, fact.version):
+            return
+        self.pods[fact.uid] = fact
+        self.engine.pod_seen(self._running(fact))
+        self.on_pod(fact, True)
+
+    def _running(self, fact: PodFact) -> RunningTask:
+        return RunningTask(
+            uid=fact.uid,
+            name=fact.name,
+            namespace=fact.namespace,
+            node=fact.node,
+            job=fact.job,
+            queue=fact.queue,
+            priority=fact.priority,
+            charge=fact.charge,
+            ours=fact.ours,
+            gang_min=fact.gang_min,
+            guarded=bool(self._pdbs) and self._guarded(fact),
+            terminating=fact.terminating,
+            started=fact.started,
+        )
+
+    def _guarded(self, fact: PodFact) -> bool:
+        for pdb in self._pdbs.values():
+            if pdb.namespace != fact.namespace:
+                continue
+            if pdb.match_labels is None or all(fact.labels.get(k) == v for k, v in pdb.match_labels.items()):
+                return True
+        return False
+
+    def _reguard(self, namespace: str) -> None:
+        """A budget came or went: which pods it guards is told anew."""
+        for fact in self.pods.values():
+            if fact.namespace == namespace and fact.ours:
+                self.engine.pod_seen(self._running(fact))
+
+    # -- measurements -------------------------------------------------------------------------------------------------
+
+    def measure(self, facts: GpuFacts, now: float) -> None:
+        """Ages count from receipt: the exporter's clock is not ours. A node that declares enough is left alone."""
+        self._measured[facts.node] = {g.index: Measured(g.mib_total, g.model, g.uuid, now) for g in facts.gpus}
+        node = self.nodes.get(facts.node)
+        if node is None or all(g.mib and g.model for g in node.gpus):
+            return
+        first = facts.node not in self._filled
+        self._feed_node(node, now)
+        if first and facts.node in self._filled:
+            self.news.kinds.add(Wake.NODE_CHANGED)
+
+    def forget_old_measurements(self, now: float) -> None:
+        """Facts that aged out no longer fill in; the declared sizes are what is left."""
+        for name in list(self._measured):
+            measured = self._measured[name]
+            if all(now - m.at > self._gpu_max_age_s for m in measured.values()):
+                del self._measured[name]
+                node = self.nodes.get(name)
+                if name in self._filled and node is not None:
+                    self._filled.discard(name)
+                    self.engine.node_seen(node)
+
+    def measured_note(self) -> str:
+        """A word on where device sizes come from, for verdicts; empty where all nodes declare theirs."""
+        count = len(self._filled)
+        return f"device sizes of {count} node{'s' if count > 1 else ''} are measured, not declared" if count else ""
+
+    def grantable(self, node: str, charge: Charge) -> Charge:
+        """The charge as the ledger can check it. Where a device's memory is measured only, the ledger knows no size to
+        hold MiB against, so the share alone bounds it, rounded up so that shares never promise more than there is."""
+        if node not in self._filled or not charge.gpus:
+            return charge
+        declared = {g.index: g.mib for g in self.nodes[node].gpus} if node in self.nodes else {}
+        measured = self._measured.get(node, {})
+        gpus = []
+        for grant in charge.gpus:
+            if declared.get(grant.index) or not grant.mib:
+                gpus.append(grant)
+                continue
+            size = measured[grant.index].mib if grant.index in measured else 0
+            milli = max(grant.milli, -(-grant.mib * WHOLE // size)) if size else WHOLE
+            gpus.append(GpuGrant(grant.index, min(milli, WHOLE), 0))
+        return msgspec.structs.replace(charge, gpus=tuple(gpus))
+
+    # -- used room ----------------------------------------------------------------------------------------------------
+
+    def use(self, uses: Iterable[NodeUse], queues: Iterable[QueueUse]) -> None:
+        """Used room as the ledger tells it, from its stream, a dump or an answer. The higher revision wins."""
+        for use in uses:
+            if not self.engine.use_seen(use):
+                continue
+            known = self._uses.get(use.node)
+            self._uses[use.node] = use
+            if known is not None and freed(known, use):
+                self.news.kinds.add(Wake.ROOM_FREED)
+                self.on_freed(use.node)
+        for queue in queues:
+            known_queue = self._queue_uses.get(queue.path)
+            if known_queue is not None and queue.revision <= known_queue.revision:
+                continue
+            self._queue_uses[queue.path] = queue
+            self.engine.queue_use_seen(queue)
+            if known_queue is not None and _queue_freed(known_queue, queue):
+                self.news.queues.add(queue.path)
+
+    def restart_uses(self) -> None:
+        """The ledger's data set is another one: forget all used room and feed a new engine what else is known."""
+        self.engine = self._new_engine()
+        self._uses.clear()
+        self._queue_uses.clear()
+        for node in self.nodes.values():
+            measured = self._measured.get(node.name)
+            at = min((m.at for m in measured.values()), default=0.0) if measured else 0.0
+            self._feed_node(node, at)
+        for queue in self.queues.values():
+            self.engine.queue_seen(queue)
+        for fact in self.pods.values():
+            self.engine.pod_seen(self._running(fact))
+        self.news.kinds.update((Wake.ROOM_FREED, Wake.NODE_CHANGED))
+
+
+def freed(before: NodeUse, after: NodeUse) -> bool:
+    """Whether some room that was taken is not any more (whatever else was taken meanwhile)."""
+    if after.cpu < before.cpu or after.mem < before.mem or after.pods < before.pods or after.blind < before.blind:
+        return True
+    if before.gone and not after.gone:
+        return True
+    if after.gpus != before.gpus:
+        for (was_milli, was_mib), (milli, mib) in zip(before.gpus, after.gpus, strict=False):
+            if milli < was_milli or mib < was_mib:
+                return True
+        if len(after.gpus) < len(before.gpus):
+            return True
+    if before.disputed != after.disputed and not set(before.disputed) <= set(after.disputed):
+        return True
+    # Room that was a victim's and is now kept for its beneficiary changes no sum, only whom it is for.
+    return before.earmarked != after.earmarked
+
+
+def _queue_freed(before: QueueUse, after: QueueUse) -> bool:
+    return after.gpu_milli < before.gpu_milli or after.cpu < before.cpu or after.mem < before.mem
