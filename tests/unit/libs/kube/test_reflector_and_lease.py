@@ -1,0 +1,167 @@
+"""Following state through gaps, and holding leadership no longer than one's time, against the embedded API server."""
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from libs.kube import writes
+from libs.kube.embedded import EmbeddedCluster
+from libs.kube.lease import LeaderLease
+from libs.kube.pods import parse_pod
+from libs.kube.port import Answer
+from libs.kube.reflector import Reflector
+from tests.unit.libs.kube.objects_for_tests import raw_pod
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+async def create(cluster: EmbeddedCluster, name: str) -> None:
+    body = msgspec.json.decode(raw_pod(name))
+    body["metadata"] = {"name": name}
+    assert (await writes.create_pod(cluster, "default", msgspec.json.encode(body))).ok
+
+
+class Follower:
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self.names: set[str] = set()
+        self.batches: list[int] = []
+        self.changed = asyncio.Event()
+        self.reflector = Reflector(cluster, PODS, on_list=self.on_list, on_events=self.on_events, rng=random.Random(1))
+
+    async def on_list(self, items: list[bytes], _version: str) -> None:
+        self.names = {parse_pod(raw).name for raw in items}
+        self.changed.set()
+
+    async def on_events(self, events: list[tuple[str, bytes]]) -> None:
+        self.batches.append(len(events))
+        for kind, raw in events:
+            (self.names.discard if kind == "DELETED" else self.names.add)(parse_pod(raw).name)
+        self.changed.set()
+
+    async def sees(self, names: set[str]) -> None:
+        async with asyncio.timeout(5):
+            while self.names != names:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class TestReflector:
+    async def test_a_broken_watch_goes_on_where_it_was(self) -> None:
+        cluster = EmbeddedCluster()
+        follower = Follower(cluster)
+        task = asyncio.create_task(follower.reflector.run())
+        await create(cluster, "a")
+        await follower.sees({"a"})
+        cluster.break_watches()
+        await create(cluster, "b")
+        await follower.sees({"a", "b"})
+        assert follower.reflector.health().lists == 1
+        task.cancel()
+
+    async def test_a_gap_is_closed_by_a_list(self) -> None:
+        cluster = EmbeddedCluster()
+        follower = Follower(cluster)
+        await create(cluster, "a")
+        task = asyncio.create_task(follower.reflector.run())
+        await follower.sees({"a"})
+        cluster.break_watches()
+        pod = parse_pod((await writes.get_pod(cluster, "default", "a")).body)
+        assert (await writes.delete_pod(cluster, "default", "a", pod.uid)).ok
+        await create(cluster, "b")
+        cluster.compact()
+        await follower.sees({"b"})
+        assert follower.reflector.health().lists == 2
+        task.cancel()
+
+    async def test_what_arrives_together_is_handed_over_together(self) -> None:
+        cluster = EmbeddedCluster()
+        follower = Follower(cluster)
+        task = asyncio.create_task(follower.reflector.run())
+        await follower.sees(set())
+        await asyncio.sleep(0.05)
+        await asyncio.gather(*(create(cluster, f"p{n}") for n in range(200)))
+        await follower.sees({f"p{n}" for n in range(200)})
+        assert sum(follower.batches) == 200
+        assert len(follower.batches) < 20
+        task.cancel()
+
+    async def test_a_handler_that_fails_ends_it(self) -> None:
+        cluster = EmbeddedCluster()
+
+        async def fails(_events: list[tuple[str, bytes]]) -> None:
+            raise ZeroDivisionError
+
+        async def ignores(_items: list[bytes], _version: str) -> None: ...
+
+        task = asyncio.create_task(Reflector(cluster, PODS, on_list=ignores, on_events=fails).run())
+        await asyncio.sleep(0.05)
+        await create(cluster, "a")
+        with pytest.raises(ZeroDivisionError):
+            async with asyncio.timeout(5):
+                await task
+
+
+class TestLease:
+    def lease(self, cluster: EmbeddedCluster, identity: str, clock: list[float]) -> LeaderLease:
+        return LeaderLease(
+            cluster, "default", "boss", identity, duration_s=0.6, renew_s=0.1, margin_s=0.1, monotonic=lambda: clock[0]
+        )
+
+    async def test_a_leader_that_was_paused_finds_itself_deposed(self) -> None:
+        clock = [100.0]
+        lease = self.lease(EmbeddedCluster(), "a", clock)
+        task = asyncio.create_task(lease.run())
+        async with asyncio.timeout(5):
+            await lease.won.wait()
+        assert lease.is_leader
+        clock[0] += 0.55
+        assert not lease.is_leader
+        task.cancel()
+
+    async def test_a_leader_without_answers_stands_down_before_its_time_is_up(self) -> None:
+        cluster = EmbeddedCluster()
+        lease = LeaderLease(cluster, "default", "boss", "a", duration_s=0.6, renew_s=0.1, margin_s=0.2)
+        task = asyncio.create_task(lease.run())
+        async with asyncio.timeout(5):
+            await lease.won.wait()
+
+        async def cut_off(_method: str, _path: str, _body: bytes | None) -> Answer:
+            return Answer(0, b"", unsure=True)
+
+        cluster.intercept = cut_off
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with asyncio.timeout(5):
+            await lease.lost.wait()
+        assert loop.time() - began < 0.6
+        cluster.intercept = None
+        async with asyncio.timeout(5):
+            await lease.won.wait()
+        assert lease.term == 2
+        task.cancel()
+
+    async def test_a_dead_leader_is_followed_after_its_duration_and_not_before(self) -> None:
+        cluster, clock = EmbeddedCluster(), [100.0]
+        first = self.lease(cluster, "a", clock)
+        task = asyncio.create_task(first.run())
+        async with asyncio.timeout(5):
+            await first.won.wait()
+
+        async def dead(_method: str, _path: str, body: bytes | None) -> Answer | None:
+            return Answer(0, b"") if body and b'"a"' in body else None
+
+        cluster.intercept = dead
+        second = self.lease(cluster, "b", clock)
+        follows = asyncio.create_task(second.run())
+        await asyncio.sleep(0.3)
+        assert not second.won.is_set()
+        clock[0] += 1.01  # the record says whole seconds
+        async with asyncio.timeout(5):
+            await second.won.wait()
+        assert second.term == first.term + 1
+        assert not first.is_leader
+        task.cancel()
+        follows.cancel()
+        await asyncio.gather(task, follows, return_exceptions=True)
