@@ -397,6 +397,16 @@ def test_an_elastic_gang_gives_a_worker_above_its_minimum() -> None:
     assert len(decision.victims) == 1
 
 
+def test_a_gang_that_must_give_more_than_it_can_spare_is_not_counted_twice() -> None:
+    """One worker of three is above the minimum; the job needs the room of four, which the gang does not hold."""
+    facts = cluster().node("n", gpus=4).running("team", gpus=1, count=3, gang_min=2, priority=1)
+    facts.running("base", gpus=1, priority=9)
+    (decision,) = decide(facts, pod("p", gpus=4, priority=5))
+    assert decision.victims == ()
+    (decision,) = decide(facts, pod("p", gpus=2, priority=5))
+    assert victims_of(decision) == ["team-0", "team-1", "team-2"]
+
+
 def test_a_single_pod_is_preferred_to_a_gang_of_equal_priority() -> None:
     facts = cluster().node("a", gpus=4).node("b", gpus=4)
     facts.running("team", gpus=2, count=2, gang_min=2, priority=1).running("solo", gpus=2, count=2, on="b", priority=1)

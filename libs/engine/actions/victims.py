@@ -76,45 +76,66 @@ def _size(unit: Unit, node: str) -> int:
 
 
 def _enough(state: NodeState, ask: Ask, units: list[Unit], chain: Chain) -> list[Unit] | None:
-    scratch = state.copy()
-    credit = [[0, 0, 0] for _ in chain]
+    trial = _Trial(state, ask, chain)
     taken: list[Unit] = []
     for unit in units:
-        _move(scratch, unit, chain, credit, 1)
+        trial.take(unit)
         taken.append(unit)
-        if _fits(scratch, ask, chain, credit):
+        if trial.fits():
             break
     else:
         return None
     for unit in reversed(taken[:-1]):  # the last one is needed: without it the task did not fit
-        _move(scratch, unit, chain, credit, -1)
-        if _fits(scratch, ask, chain, credit):
+        trial.spare(unit)
+        if trial.fits():
             taken.remove(unit)
         else:
-            _move(scratch, unit, chain, credit, 1)
+            trial.take(unit)
     return taken
 
 
-def _fits(scratch: NodeState, ask: Ask, chain: Chain, credit: list[list[int]]) -> bool:
-    if scratch.tight(ask) < 0:
-        return False
-    if not chain:
-        return True
-    charge = scratch.charge(ask)
-    return charge is not None and not any(
-        line.short_of(charge.gpu_milli, charge.cpu, charge.mem, *back) for line, back in zip(chain, credit, strict=True)
-    )
+class _Trial:
+    """A copy of the node without some of its pods, and what their queues get back. Units may overlap (a worker above
+    its gang's minimum, and the whole gang): a pod is gone as long as one unit with it is."""
 
+    def __init__(self, state: NodeState, ask: Ask, chain: Chain) -> None:
+        self._node = state.copy()
+        self._ask = ask
+        self._chain = chain
+        self._back = [[0, 0, 0] for _ in chain]
+        self._gone: dict[str, int] = {}
 
-def _move(scratch: NodeState, unit: Unit, chain: Chain, credit: list[list[int]], sign: int) -> None:
-    for task in unit:
+    def take(self, unit: Unit) -> None:
+        for task in unit:
+            times = self._gone[task.uid] = self._gone.get(task.uid, 0) + 1
+            if times == 1:
+                self._move(task, 1)
+
+    def spare(self, unit: Unit) -> None:
+        for task in unit:
+            self._gone[task.uid] -= 1
+            if not self._gone[task.uid]:
+                self._move(task, -1)
+
+    def fits(self) -> bool:
+        if self._node.tight(self._ask) < 0:
+            return False
+        if not self._chain:
+            return True
+        charge = self._node.charge(self._ask)
+        return charge is not None and not any(
+            line.short_of(charge.gpu_milli, charge.cpu, charge.mem, *back)
+            for line, back in zip(self._chain, self._back, strict=True)
+        )
+
+    def _move(self, task: RunningTask, sign: int) -> None:
         charge = task.charge
-        if task.node == scratch.name:
+        if task.node == self._node.name:
             if sign > 0:
-                scratch.give(charge)
+                self._node.give(charge)
             else:
-                scratch.take(charge)
-        for line, back in zip(chain, credit, strict=True):
+                self._node.take(charge)
+        for line, back in zip(self._chain, self._back, strict=True):
             if line.covers(task.queue):
                 back[0] += sign * charge.gpu_milli
                 back[1] += sign * charge.cpu
