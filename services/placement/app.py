@@ -10,6 +10,7 @@ import asyncio
 
 import structlog
 
+from libs.bus.port import GroupReader
 from libs.contracts.topics import CLUSTER, GPUS, OUTCOMES, TASKS
 from libs.engine.api import Engine, EngineConfig
 from libs.engine.core import PlacementEngine
@@ -97,6 +98,7 @@ class Placement:
         """Facts first: partitions are asked for only when the view is complete, so that the first decision is as good
         as any other."""
         bus, ledger, intake = self._parts.bus, self._parts.ledger, self._intake
+        group: GroupReader | None = None
         async with asyncio.TaskGroup() as tasks:
 
             def start(coro: object, name: str) -> asyncio.Task[None]:
@@ -137,6 +139,10 @@ class Placement:
                     ]
                 )
             _cancel([*readers, *deciders, *senders])
+        # Beside others in one process the bus lives on: our partitions go to the other members at once.
+        leave = getattr(group, "leave", None)
+        if leave is not None:
+            leave()
 
     async def _finish(self, passes: asyncio.Task[None]) -> None:
         """A pass between its commit and its hand-over is let through: what it claimed is published by us, not only by

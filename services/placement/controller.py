@@ -1,9 +1,9 @@
 """The controller of TrainingJob objects in our partitions: attempts, success, failure, cancel, clean-up.
 
 The object and its pods are the truth; the status is a summary that can be worked out again at any time.
-`status.attempt` is the first attempt number of the present round: pods of lower numbers are of a round that failed. A pod that was lost
-(evicted, deleted, refused by kubelet) is no failure: its task is placed again under a higher number, beside those that
-still run. Job objects are looked at when one of their pods ended, and in every slow pass; never in the hot path.
+`status.attempt` is the first attempt number of the present round: pods of lower numbers are of a round that failed. A
+pod that was lost (evicted, deleted, refused by kubelet) is no failure: its task is placed again under a higher number,
+beside those that still run. Job objects are looked at when one of their pods ended, and in every slow pass; never in the hot path.
 """
 
 from __future__ import annotations

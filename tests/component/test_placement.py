@@ -1,0 +1,504 @@
+"""Placement as a whole, between an in-process bus, the embedded API server and the ledger; the real binder writes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from libs.bus.memory import MemoryBus
+from libs.bus.port import Outgoing
+from libs.contracts.events import (
+    EventType,
+    JobChanged,
+    JobStatus,
+    Landed,
+    NodeFact,
+    OutcomesBatch,
+    PlanOutcome,
+    PlansBatch,
+    PodFact,
+    QueueFact,
+    TaskOutcome,
+    TasksBatch,
+    cluster_key,
+)
+from libs.domain import keys
+from libs.domain.jobs import JobHead, Phase, partition_of
+from libs.domain.nodes import Node
+from libs.domain.queues import Queue
+from libs.host.parts import Parts
+from libs.kube import trainingjobs, writes
+from libs.kube.embedded import EmbeddedCluster
+from libs.kube.grouping import job_of
+from libs.kube.nodes import parse_node
+from libs.kube.pods import PodView, parse_pod
+from libs.store.embedded import embedded_ledger
+from libs.store.port import TaskSeen
+from services.binder.app import Binder
+from services.binder.settings import BinderSettings
+from services.placement.app import Placement
+from services.placement.settings import PlacementSettings
+
+NS = "default"
+PARTITIONS = 12
+
+
+class Scene:
+    """The world around placement, and what a watcher would say about it."""
+
+    def __init__(self, bus: MemoryBus, ledger: Any, kube: EmbeddedCluster) -> None:
+        self.bus, self.ledger, self.kube = bus, ledger, kube
+        self.parts = Parts(bus=bus, ledger=ledger, kube=kube)
+        self._statuses = bus.follow(["drystone.status"], from_start=True)
+        self._plans = bus.follow(["drystone.plans"], from_start=True)
+        self.statuses: list[JobStatus] = []
+        self.plans: list[Any] = []
+
+    def node(self, name: str, gpus: int = 8) -> Node:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {keys.NODE_GPU_MODEL: "A100", keys.NODE_GPU_MEMORY: "40960"}},
+            "status": {
+                "allocatable": {"cpu": "96", "memory": "512Gi", "pods": "110", keys.GPU_RESOURCE: str(gpus)},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+        answer = self.kube.call_now("POST", "/api/v1/nodes", msgspec.json.encode(body))
+        assert answer.ok, answer.body
+        return parse_node(answer.body)
+
+    async def facts(self, *nodes: Node, queues: tuple[Queue, ...] = ()) -> None:
+        await self.ledger.nodes_seen(nodes, 1)
+        await self.ledger.queues_seen(queues, (), 1)
+        facts = [NodeFact(node) for node in nodes] + [QueueFact(queue) for queue in queues]
+        await self.publish_facts(*facts)
+
+    async def publish_facts(self, *facts: Any) -> None:
+        await self.bus.publish(
+            [Outgoing("drystone.cluster", cluster_key(f), msgspec.json.encode(f), EventType.CLUSTER) for f in facts]
+        )
+
+    def pod(self, name: str, gpus: int = 1, gang: str = "", gang_min: int = 0, priority: str = "") -> PodView:
+        annotations = {keys.JOB: gang, keys.GANG_MIN: str(gang_min)} if gang else {}
+        labels = {keys.PRIORITY_LABEL: priority} if priority else {}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": NS, "annotations": annotations, "labels": labels},
+            "spec": {
+                "schedulerName": keys.SCHEDULER_NAME,
+                "containers": [{"name": "c", "image": "i", "resources": {"limits": {keys.GPU_RESOURCE: str(gpus)}}}],
+            },
+        }
+        answer = self.kube.call_now("POST", writes.pods_path(NS), msgspec.json.encode(body))
+        assert answer.ok, answer.body
+        return parse_pod(answer.body)
+
+    async def hint(self, *pods: PodView, head: JobHead | None = None, seen: str = "") -> None:
+        head = head or job_of(pods[0])
+        await self.change(JobChanged(head=head, tasks=tuple(p.to_task() for p in pods), cause="test", seen=seen))
+
+    async def change(self, *changes: JobChanged) -> None:
+        await self.bus.publish(
+            [
+                Outgoing(
+                    "drystone.tasks",
+                    c.head.key,
+                    msgspec.json.encode(TasksBatch((c,))),
+                    EventType.TASKS,
+                    partition_of(c.head.key, PARTITIONS),
+                )
+                for c in changes
+            ]
+        )
+
+    def job(self, name: str, replicas: int, gpus: int = 1, **spec: Any) -> trainingjobs.TrainingJobView:
+        template = {
+            "spec": {
+                "containers": [{"name": "c", "image": "i", "resources": {"limits": {keys.GPU_RESOURCE: str(gpus)}}}]
+            }
+        }
+        body = trainingjobs.manifest(
+            NS, name, {"roles": [{"name": "worker", "replicas": replicas, "template": template}], **spec}, {}, {}
+        )
+        answer = self.kube.call_now("POST", trainingjobs.path(NS), body)
+        assert answer.ok, answer.body
+        return trainingjobs.parse(answer.body)
+
+    async def hint_job(self, view: trainingjobs.TrainingJobView) -> None:
+        head, tasks = trainingjobs.expand(view, view.status.attempt)
+        await self.change(JobChanged(head=head, tasks=tuple(tasks), cause="test"))
+
+    def read_pods(self) -> list[PodView]:
+        answer = self.kube.call_now("GET", writes.pods_path())
+        return [parse_pod(msgspec.json.encode(item)) for item in msgspec.json.decode(answer.body)["items"]]
+
+    def bound(self) -> dict[str, str]:
+        return {p.name: p.node for p in self.read_pods() if p.node and not p.ended}
+
+    def condition(self, name: str) -> dict[str, Any] | None:
+        answer = self.kube.call_now("GET", writes.pods_path(NS, name))
+        conditions = msgspec.json.decode(answer.body)["status"].get("conditions") or []
+        return next((c for c in conditions if c["type"] == "PodScheduled"), None)
+
+    def read_job(self, name: str) -> trainingjobs.TrainingJobView:
+        return trainingjobs.parse(self.kube.call_now("GET", trainingjobs.path(NS, name)).body)
+
+    def end_pod(self, name: str, phase: str) -> None:
+        body = msgspec.json.encode({"status": {"phase": phase}})
+        answer = self.kube.call_now("PATCH", writes.pods_path(NS, name, "status"), body, content_type=writes.MERGE)
+        assert answer.ok, answer.body
+
+    async def pump(self) -> None:
+        for record in await self._statuses.batch(10_000, 0):
+            assert record.value is not None
+            self.statuses.append(msgspec.json.decode(record.value, type=JobStatus))
+        for record in await self._plans.batch(10_000, 0):
+            assert record.value is not None
+            self.plans.extend(msgspec.json.decode(record.value, type=PlansBatch).items)
+
+    async def until(self, true: Callable[[], object], within_s: float = 5.0) -> float:
+        began = time.monotonic()
+        while True:
+            await self.pump()
+            if true():
+                return time.monotonic() - began
+            assert time.monotonic() - began < within_s, "it did not come about in time"
+            await asyncio.sleep(0.005)
+
+    def told(self, job: str) -> list[JobStatus]:
+        return [s for s in self.statuses if s.job == job]
+
+    async def outcome(self, plan: Any, landed: Landed) -> None:
+        outcome = PlanOutcome(
+            plan=plan.id,
+            job=plan.job,
+            partition=plan.partition,
+            tasks=tuple(TaskOutcome(task=a.task, landed=landed) for a in plan.assignments),
+        )
+        await self.bus.publish(
+            [
+                Outgoing(
+                    "drystone.outcomes",
+                    plan.job,
+                    msgspec.json.encode(OutcomesBatch((outcome,))),
+                    EventType.OUTCOMES,
+                    plan.partition,
+                )
+            ]
+        )
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    made = embedded_ledger()
+    ledger = await made if inspect.isawaitable(made) else made
+    await ledger.open()
+    state = await ledger.state()
+    if not state.whole:
+        await ledger.begin_rebuild(1)
+        await ledger.whole(1)
+        await ledger.open()
+    kube = EmbeddedCluster()
+    bus = MemoryBus()
+    await bus.open()
+    try:
+        yield Scene(bus, ledger, kube)
+    finally:
+        await bus.close()
+        await kube.close()
+        await ledger.close()
+
+
+@asynccontextmanager
+async def running(*services: Any) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    tasks = [asyncio.create_task(s.serve(stop), name=s.name) for s in services]
+    try:
+        yield
+    finally:
+        stop.set()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks)
+
+
+def placement(s: Scene, **settings: Any) -> Placement:
+    return Placement(PlacementSettings(**settings), s.parts)
+
+
+def binder(s: Scene) -> Binder:
+    return Binder(BinderSettings(), s.parts)
+
+
+async def test_a_single_pod_is_bound_with_its_device_and_told_running() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        async with running(placement(s), binder(s)):
+            pod = s.pod("p1")
+            await s.hint(pod)
+            await s.until(lambda: s.bound() == {"p1": "n1"})
+            await s.until(lambda: [t.phase for t in s.told(f"pod/{NS}/p1")] == [Phase.RUNNING])
+        (seen,) = s.read_pods()
+        assert seen.annotations[keys.GPUS] in {str(i) for i in range(8)}
+        assert s.kube.writes.get("PATCH pods/status", 0) == 0, "a pod that is placed at once gets no condition"
+
+
+async def test_of_two_gangs_that_fill_the_cluster_one_runs_and_one_holds_nothing() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"), s.node("n2"))
+        async with running(placement(s), binder(s)):
+            gangs = {g: [s.pod(f"{g}-{i}", gang=g, gang_min=16) for i in range(16)] for g in ("a", "b")}
+            for pods in gangs.values():
+                await s.hint(*pods)
+            await s.until(lambda: len(s.bound()) == 16)
+            winner = {name[0] for name in s.bound()}
+            assert len(winner) == 1
+            (loser,) = {"a", "b"} - winner
+            await s.until(lambda: s.condition(f"{loser}-0") is not None)
+            assert {name[0] for name in s.bound()} == winner
+
+
+async def test_a_gang_beyond_its_queue_limit_holds_nothing_and_hears_of_the_quota() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"), queues=(Queue(path="default", gpu_milli=4000, version="1"),))
+        async with running(placement(s), binder(s)):
+            pods = [s.pod(f"g-{i}", gang="g", gang_min=6) for i in range(6)]
+            await s.hint(*pods)
+            await s.until(lambda: s.condition("g-5") is not None)
+            condition = s.condition("g-0")
+            assert condition is not None and condition["reason"] == "QuotaExceeded", condition
+            assert s.bound() == {}
+            assert s.told(f"gang/{NS}/g")[0].phase is Phase.PENDING
+
+
+async def test_what_fits_no_node_of_the_cluster_is_told_never_within_half_a_second() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        async with running(placement(s), binder(s)):
+            warm = s.pod("warm")
+            await s.hint(warm)
+            await s.until(lambda: s.bound())
+            pod = s.pod("huge", gpus=16)
+            await s.hint(pod)
+            took = await s.until(lambda: s.condition("huge") and s.told(f"pod/{NS}/huge"))
+            assert took <= 0.5
+            (status,) = s.told(f"pod/{NS}/huge")
+            assert status.verdict is not None and status.verdict.kind == "Never"
+            condition = s.condition("huge")
+            assert condition is not None and condition["reason"] != "Unschedulable"
+
+
+async def test_never_waits_for_a_view_as_new_as_the_event() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        async with running(placement(s, placement_never_wait_s=30), binder(s)):
+            big = s.node("big", gpus=16)
+            pod = s.pod("huge", gpus=16)
+            await s.hint(pod, seen=big.version)  # the event outran its node
+            await asyncio.sleep(0.4)
+            await s.pump()
+            assert s.told(f"pod/{NS}/huge") == []
+            await s.facts(big)
+            await s.until(lambda: s.bound() == {"huge": "big"})
+            assert all(t.verdict is None for t in s.told(f"pod/{NS}/huge"))
+
+
+async def test_a_lost_hint_is_found_by_the_slow_pass() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        async with running(placement(s, placement_slow_pass_s=0.3), binder(s)):
+            s.pod("p1")
+            await s.until(lambda: s.bound() == {"p1": "n1"})
+
+
+async def test_waiting_pods_are_placed_as_room_is_freed_and_nobody_else_is_decided() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1", gpus=2))
+        service = placement(s)
+        async with running(service, binder(s)):
+            pods = [s.pod(f"p{i}") for i in range(5)]
+            for pod in pods:
+                await s.hint(pod)
+            await s.until(lambda: len(s.bound()) == 2)
+            await s.until(lambda: len(service.state.waiting) == 3)
+            assert service.state.waiting.groups == 1
+            gone = next(p for p in s.read_pods() if p.node)
+            s.kube.call_now("DELETE", writes.pods_path(NS, gone.name), b'{"gracePeriodSeconds":0}')
+            await s.ledger.tasks_gone([gone.uid], 1)
+            await s.until(lambda: len(s.bound()) == 2 and gone.name not in s.bound())
+
+
+async def test_two_replicas_divide_the_partitions_and_lose_no_pod() -> None:
+    async with scene() as s:
+        await s.facts(*(s.node(f"n{i}") for i in range(4)))
+        one, two = placement(s), placement(s)
+        async with running(one, two, binder(s)):
+            await s.until(lambda: len(one.state.active) == 6 and len(two.state.active) == 6)
+            assert not one.state.active & two.state.active
+            for i in range(32):
+                await s.hint(s.pod(f"p{i}"))
+            await s.until(lambda: len(s.bound()) == 32)
+            used = [(p.node, p.annotations[keys.GPUS]) for p in s.read_pods()]
+            assert len(set(used)) == 32, "no device is given out twice"
+
+
+async def test_the_next_owner_publishes_the_open_plan_again_unchanged() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        first = placement(s)
+        async with running(first):  # no binder: the claim stays planned
+            await s.hint(s.pod("p1"))
+            await s.until(lambda: len(s.plans) == 1)
+        async with running(placement(s)):
+            await s.until(lambda: len(s.plans) == 2)
+            await asyncio.sleep(0.2)
+            await s.pump()
+        assert s.plans[0] == s.plans[1]
+        assert len(s.plans) == 2, "the claimed task is not planned anew"
+
+
+async def test_a_task_that_could_not_be_written_is_planned_again_under_a_new_claim() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        async with running(placement(s)):
+            await s.hint(s.pod("p1"))
+            await s.until(lambda: len(s.plans) == 1)
+            (plan,) = s.plans
+            await s.ledger.begin([plan])
+            await s.ledger.release([a.claim for a in plan.assignments], plan.generation)
+            await s.outcome(plan, Landed.REPLAN)
+            await s.until(lambda: len(s.plans) == 2)
+            assert s.plans[1].assignments[0].task == plan.assignments[0].task
+            assert s.plans[1].assignments[0].claim != plan.assignments[0].claim
+
+
+async def test_a_job_that_simply_starts_costs_one_write_per_task_and_one_status() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"), s.node("n2"))
+        async with running(placement(s), binder(s)):
+            await asyncio.sleep(0.1)
+            before = sum(s.kube.writes.values())
+            view = s.job("train", replicas=10)
+            await s.hint_job(view)
+            await s.until(lambda: s.read_job("train").status.phase is Phase.RUNNING)
+            await asyncio.sleep(0.3)
+            assert len(s.bound()) == 10
+            assert sum(s.kube.writes.values()) - before == 12  # object, 10 pods, status
+            assert s.read_job("train").status.bound == 10
+
+
+async def test_a_job_succeeds_when_all_its_tasks_did() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        async with running(placement(s), binder(s)):
+            view = s.job("train", replicas=2)
+            await s.hint_job(view)
+            await s.until(lambda: s.read_job("train").status.phase is Phase.RUNNING)
+            for pod in s.read_pods():
+                s.end_pod(pod.name, "Succeeded")
+            await s.change(JobChanged(head=trainingjobs.head_of(view, 0), gone=tuple(p.task_id for p in s.read_pods())))
+            await s.until(lambda: s.read_job("train").status.phase is Phase.SUCCEEDED)
+            await s.until(lambda: s.told(view.key)[-1].phase is Phase.SUCCEEDED)
+
+
+async def test_a_failed_task_begins_a_new_attempt_until_the_limit() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        async with running(placement(s), binder(s)):
+            view = s.job("train", replicas=2, backoffLimit=1)
+            await s.hint_job(view)
+            await s.until(lambda: s.read_job("train").status.phase is Phase.RUNNING)
+            await fail_one(s, view, "train-worker-0-0")
+            await s.until(lambda: {"train-worker-0-1", "train-worker-1-1"} <= s.bound().keys())
+            await s.until(lambda: s.read_job("train").status.phase is Phase.RUNNING)
+            assert s.read_job("train").status.attempt == 1
+            await fail_one(s, view, "train-worker-1-1")
+            await s.until(lambda: s.read_job("train").status.phase is Phase.FAILED)
+            await s.until(lambda: s.told(view.key)[-1].phase is Phase.FAILED)
+
+
+async def fail_one(s: Scene, view: trainingjobs.TrainingJobView, name: str) -> None:
+    s.end_pod(name, "Failed")
+    gone = next(p for p in s.read_pods() if p.name == name)
+    await s.ledger.tasks_gone([gone.uid], 1)
+    await s.change(JobChanged(head=trainingjobs.head_of(view, gone.attempt), gone=(gone.task_id,)))
+
+
+async def test_a_cancelled_job_gives_its_claims_back() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        async with running(placement(s)):  # no binder: the claims stay planned
+            view = s.job("train", replicas=4)
+            await s.hint_job(view)
+            await s.until(lambda: len(s.plans) == 1)
+            _, held = await s.ledger.holders()
+            assert len(held) == 4
+            s.kube.call_now("DELETE", trainingjobs.path(NS, "train"))
+            await s.change(JobChanged(head=trainingjobs.head_of(view, 0), deleted=True))
+            await s.until(lambda: any(t.phase is Phase.CANCELLED for t in s.told(view.key)))
+            async with asyncio.timeout(3):
+                while (await s.ledger.holders())[1]:
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_higher_priority_evicts_and_then_starts_on_the_room_kept_for_it() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1", gpus=2))
+        evictions = s.bus.follow(["drystone.evictions"], from_start=True)
+        async with running(placement(s), binder(s)):
+            low = [s.pod(f"low{i}") for i in range(2)]
+            for pod in low:
+                await s.hint(pod)
+            await s.until(lambda: len(s.bound()) == 2)
+            for pod in s.read_pods():
+                await s.ledger.tasks_seen([seen(pod)], 1)
+                await s.publish_facts(fact(pod))
+            await asyncio.sleep(0.1)
+            await s.hint(s.pod("high", priority="high"))
+            records = await evictions.batch(10, 3.0)
+            assert len(records) == 1 and records[0].value is not None
+            (plan,) = msgspec.json.decode(records[0].value)["items"]
+            (victim,) = plan["victims"]
+            s.kube.call_now("DELETE", writes.pods_path(NS, victim["name"]), b'{"gracePeriodSeconds":0}')
+            await s.ledger.tasks_gone([victim["uid"]], 1)
+            await s.bus.publish([Outgoing("drystone.cluster", "pod/" + victim["uid"], None, EventType.CLUSTER)])
+            await s.until(lambda: "high" in s.bound())
+            assert len(await evictions.batch(10, 0.1)) == 0, "one victim is enough"
+
+
+def seen(pod: PodView) -> TaskSeen:
+    return TaskSeen(
+        uid=pod.uid,
+        version=pod.version,
+        node=pod.node,
+        charge=pod.charge(),
+        queue="default",
+        job=job_of(pod).key,
+        claim=pod.claim,
+        namespace=pod.namespace,
+        name=pod.name,
+    )
+
+
+def fact(pod: PodView) -> PodFact:
+    head = job_of(pod)
+    return PodFact(
+        uid=pod.uid,
+        name=pod.name,
+        namespace=pod.namespace,
+        version=pod.version,
+        node=pod.node,
+        charge=pod.charge(),
+        job=head.key,
+        queue=head.queue,
+        priority=head.priority,
+        ours=True,
+        started=pod.created,
+    )
