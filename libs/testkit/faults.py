@@ -36,10 +36,6 @@ def read(method: str, path: str) -> bool:
     return method == "GET" and "/pods/" in path
 
 
-def any_write(method: str, path: str) -> bool:
-    return method != "GET"
-
-
 @dataclass(slots=True)
 class Fault:
     """`applied`: the call takes effect before its answer is replaced. `answer` None: the real answer is given, after
