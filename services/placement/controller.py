@@ -3,7 +3,8 @@
 The object and its pods are the truth; the status is a summary that can be worked out again at any time.
 `status.attempt` is the first attempt number of the present round: pods of lower numbers are of a round that failed. A
 pod that was lost (evicted, deleted, refused by kubelet) is no failure: its task is placed again under a higher number,
-beside those that still run. Job objects are looked at when one of their pods ended, and in every slow pass; never in the hot path.
+beside those that still run. Job objects are looked at when one of their pods ended, and in every slow pass; never in
+the hot path.
 """
 
 from __future__ import annotations
@@ -257,6 +258,14 @@ class Controller:
         if job is not None and job.head.uid != view.uid:
             self.cancelled(key)
             job = None
+        mine = self._status.get(key)
+        if (
+            job is not None
+            and mine is not None
+            and (mine.attempt, mine.failed) > (view.status.attempt, view.status.failed)
+        ):
+            # Our own write is still on its way: by the older status the same failure would be counted twice.
+            view = msgspec.structs.replace(view, status=mine)
         claimed = tuple(job.claims) if job is not None else ()
         found = assess(
             view,
@@ -283,7 +292,7 @@ class Controller:
         self._status[key] = view.status
         self._place(job, found)
         if found.status != view.status and (found.status.attempt != view.status.attempt or not job.tasks):
-            self._write(job, found.status)
+            self._write(job, found.status, urgent=found.status.attempt != view.status.attempt)
 
     def _place(self, job: Job, found: Assessment) -> None:
         state = self._state
@@ -309,7 +318,7 @@ class Controller:
             self._cancels[key] = job
             state.look_event.set()
         if fresh and self._status.get(key) != status:
-            self._write(job, status)
+            self._write(job, status, urgent=True)
             job.bound = found.held
             self._teller.say(told(job, status.phase, reason=status.reason, message=status.message))
         ttl = view.spec.ttl_seconds_after_finished
