@@ -3,8 +3,10 @@
 What keeps a call at about 0.1 ms of CPU: ready-made URLs and headers, no automatic headers, no cookies, no redirects,
 no decompression, bodies as they are.
 
-One call is one request, sent once. Where the answer is missing, the write may or may not have happened and the Answer
-is `unsure`; only a connection that was never made is known to have sent nothing, and says so (`unsure` False).
+One call is one request, sent once. (aiohttp repeats a GET, PUT or DELETE that met a kept connection which the server
+had just closed; under preconditions the second one changes nothing.) Where the answer is missing, the write may or may
+not have happened and the Answer is `unsure`; only a connection that was never made is known to have sent nothing, and
+says so (`unsure` False).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ grows with every change of holder and fences what an old leader still has in fli
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -173,7 +174,7 @@ class LeaderLease:
             metadata["uid"] = seen.metadata.uid
         spec = {
             "holderIdentity": holder,
-            "leaseDurationSeconds": max(1, round(self._duration_s)),
+            "leaseDurationSeconds": math.ceil(self._duration_s),
             "acquireTime": acquired,
             "renewTime": now,
             "leaseTransitions": term,

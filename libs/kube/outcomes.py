@@ -18,7 +18,7 @@ class Outcome(enum.Enum):
     #: Bound already, precondition not met, being deleted, gated: read to learn which.
     CONFLICT = "conflict"
     GONE = "gone"
-    #: The same request will be refused again: forbidden, invalid, unauthorised, malformed.
+    #: The same request will be refused again: forbidden, invalid, malformed.
     REFUSED = "refused"
     #: Nothing was done; come back after `retry_after` (429, also a disruption budget's refusal).
     THROTTLED = "throttled"
@@ -40,7 +40,8 @@ def classify(answer: Answer) -> Outcome:
         return Outcome.GONE
     if status == 409:
         return Outcome.EXISTS if b'"AlreadyExists"' in answer.body else Outcome.CONFLICT
-    if status == 429:
+    if status in (401, 429):
+        # 401: our token is being replaced. That says nothing about the request, so it must not count against the pod.
         return Outcome.THROTTLED
     if status == 408:
         return Outcome.UNSURE

@@ -109,6 +109,7 @@ async def test_what_was_never_sent_is_known_not_to_have_happened() -> None:
         ("409 Conflict", b'{"reason":"AlreadyExists"}', Outcome.EXISTS),
         ("409 Conflict", b'{"reason":"Conflict"}', Outcome.CONFLICT),
         ("404 Not Found", b"{}", Outcome.GONE),
+        ("401 Unauthorized", b"{}", Outcome.THROTTLED),
         ("403 Forbidden", b"{}", Outcome.REFUSED),
         ("422 Unprocessable Entity", b"{}", Outcome.REFUSED),
         ("429 Too Many Requests", b"{}", Outcome.THROTTLED),
@@ -118,7 +119,7 @@ async def test_what_answers_mean(status: str, body: bytes, outcome: Outcome) -> 
     async with server(answers(status, body, "Retry-After: 3\r\n")) as (client, _):
         answer = await client.call("POST", "/x", b"{}")
     assert classify(answer) is outcome
-    assert retry_after(answer) == (3.0 if outcome in (Outcome.THROTTLED, Outcome.UNSURE) else None)
+    assert retry_after(answer) == (3.0 if status[:3] in ("429", "500", "504") else None)
 
 
 class TestWatch:
