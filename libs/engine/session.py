@@ -6,7 +6,7 @@ does not offer the same room twice, and so that `settle` can return to the ledge
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from libs.domain.jobs import Task
 from libs.domain.resources import Charge
@@ -42,8 +42,8 @@ class Session:
         self._uses = 0
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
         self.given_back: set[str] = set()
-        #: (class, priority) for which no victims were found -> snapshot version that this is true for.
-        self.hopeless: dict[tuple[Feasibility, int], int] = {}
+        #: What actions remember for the length of a pass, by (what, ...).
+        self.memo: dict[tuple[Any, ...], Any] = {}
 
     # -- classes ----------------------------------------------------------------------------------------------------
     def feasible(self, task: Task) -> Feasibility:
@@ -62,6 +62,7 @@ class Session:
     def begin(self) -> None:
         """Start of a pass."""
         self.snapshot.trim()
+        self.memo.clear()
 
     def pick(self, view: Feasibility) -> int:
         """The node for the next task: the best, or a seeded draw among the best where replicas contend."""
@@ -124,4 +125,4 @@ class Session:
         self._marked = set()
         self.queues.settle()
         self.given_back.clear()
-        self.hopeless.clear()
+        self.memo.clear()

@@ -8,7 +8,6 @@ were.
 
 from __future__ import annotations
 
-import heapq
 from typing import Final
 
 from libs.domain.jobs import Task
@@ -17,20 +16,15 @@ from libs.domain.resources import Charge, GpuGrant
 from libs.domain.verdicts import Kind, Reason
 from libs.engine import explain, gang
 from libs.engine.actions.fill import fill
-from libs.engine.actions.victims import Choice, choose_on
+from libs.engine.actions.search import Search
 from libs.engine.api import Decision, PendingJob, Placement, RunningTask
 from libs.engine.feasible import Feasibility
-from libs.engine.queues import Chain
 from libs.engine.session import Session
 from libs.engine.statement import Statement
 
-#: Nodes whose victims are worked out before the best of them is taken; more only while none was found.
-LOOKED_AT: Final = 256
 _CANNOT_HELP: Final = frozenset(
     {Reason.GANG_INCOMPLETE, Reason.GATED, Reason.NO_NODES, Reason.EVICTING, Reason.UNSUPPORTED}
 )
-
-_Entry = tuple[tuple[int, int, int, float, str], int, Choice | None]
 
 
 def preempt(session: Session, job: PendingJob, refused: Decision | None) -> Decision:
@@ -48,12 +42,13 @@ def preempt(session: Session, job: PendingJob, refused: Decision | None) -> Deci
     tasks = gang.door(job, need).usable
     alone = len(tasks) == 1
     view = session.feasible(tasks[0])
-    if alone and session.hopeless.get((view, head.priority)) == session.snapshot.version:
+    hopeless = ("hopeless", view, head.priority, head.queue)
+    if alone and session.memo.get(hopeless) == session.snapshot.version:
         return refused
     found = _attempt(session, job, need, tasks)
     if found is None:
         if alone:
-            session.hopeless[view, head.priority] = session.snapshot.version
+            session.memo[hopeless] = session.snapshot.version
         return refused
     return found
 
@@ -63,7 +58,7 @@ def _attempt(session: Session, job: PendingJob, need: gang.Minimum, tasks: list[
     chain = session.queues.chain(head.queue)
     statement = session.statement()
     ordered = gang.order(tasks, need)
-    searches: dict[Feasibility, _Search] = {}
+    searches: dict[Feasibility, Search] = {}
     units: list[tuple[RunningTask, ...]] = []
     placements: list[Placement] = []
     placed: list[Task] = []
@@ -75,7 +70,7 @@ def _attempt(session: Session, job: PendingJob, need: gang.Minimum, tasks: list[
             view = session.feasible(task)
             search = searches.get(view)
             if search is None:
-                search = searches[view] = _Search(session, view, head.priority, chain)
+                search = searches[view] = _search(session, view, head.priority, head.queue)
             choice = search.best()
             if choice is None:
                 if not need.together or all(t.request == task.request for t in ordered):
@@ -93,9 +88,12 @@ def _attempt(session: Session, job: PendingJob, need: gang.Minimum, tasks: list[
         placed.extend(filled.tasks)
     if not placements or (need.together and not need.met(placed)):
         statement.rollback()
+        _forget_searches(session)
         return None
     victims = _spare(session, statement, units)
     statement.rollback()
+    if len(victims) < sum(map(len, units)):
+        _forget_searches(session)
     if not victims:
         return None
     _hold(session, placements, victims)
@@ -114,61 +112,19 @@ def _attempt(session: Session, job: PendingJob, need: gang.Minimum, tasks: list[
     )  # fmt: skip
 
 
-class _Search:
-    """The cheapest node to take for a class of tasks, asked again and again while tasks are placed.
+def _search(session: Session, view: Feasibility, priority: int, queue: str) -> Search:
+    """One search serves all alike jobs of a pass: in it, pods are only marked and room is only taken."""
+    key = ("search", view, priority, queue)
+    search: Search | None = session.memo.get(key)
+    if search is None:
+        search = session.memo[key] = Search(session, view, priority, session.queues.chain(queue))
+    return search
 
-    A node enters with a bound that its true cost cannot be below, is worked out when it comes up, and again when it
-    changed since. After LOOKED_AT nodes the best known one is taken without looking further.
-    """
 
-    def __init__(self, session: Session, view: Feasibility, priority: int, chain: Chain) -> None:
-        self._session = session
-        self._view = view
-        self._priority = priority
-        self._chain = chain
-        self._looked = 0
-        view.refresh()
-        rows = session.snapshot.rows
-        self._heap: list[_Entry] = [
-            ((floor, 0, 0, 0.0, name), row, None)
-            for name, floor in session.running.floors().items()
-            if floor < priority and (row := rows.get(name)) is not None and not view.codes[row] and self._open(row)
-        ]
-        heapq.heapify(self._heap)
-        self._known: list[_Entry] = []
-
-    def _open(self, row: int) -> bool:
-        state = self._session.snapshot.states[row]
-        return state is not None and not (self._view.ask.count and state.shut)
-
-    def best(self) -> Choice | None:
-        while self._heap or self._known:
-            enough = self._looked >= LOOKED_AT and self._known
-            if self._heap and not enough and (not self._known or self._heap[0] < self._known[0]):
-                _, row, _ = heapq.heappop(self._heap)
-                self._look(row)
-                continue
-            cost, row, choice = heapq.heappop(self._known)
-            fresh = self._choose(row)
-            if fresh is None:
-                continue
-            if choice is not None and fresh.cost == cost:
-                heapq.heappush(self._known, (cost, row, fresh))  # may serve another task
-                return fresh
-            heapq.heappush(self._known, (fresh.cost, row, fresh))
-        return None
-
-    def _look(self, row: int) -> None:
-        self._looked += 1
-        choice = self._choose(row)
-        if choice is not None:
-            heapq.heappush(self._known, (choice.cost, row, choice))
-
-    def _choose(self, row: int) -> Choice | None:
-        state = self._session.snapshot.states[row]
-        if state is None:
-            return None
-        return choose_on(self._session.running, state, self._view.ask, self._priority, self._chain)
+def _forget_searches(session: Session) -> None:
+    """What was given up as exhausted in an attempt that was undone is there again."""
+    for key in [key for key in session.memo if key[0] == "search"]:
+        del session.memo[key]
 
 
 def _spare(session: Session, statement: Statement, units: list[tuple[RunningTask, ...]]) -> list[RunningTask]:
