@@ -85,8 +85,16 @@ class Binder:
                 if not self._expire_failed:
                     log.warning("expired claims cannot be asked for", fault=str(fault))
                 self._expire_failed = True
+                if isinstance(fault, StaleGeneration):
+                    await self._reopen()
             else:
                 self._expire_failed = False
+
+    async def _reopen(self) -> None:
+        try:
+            await self._parts.ledger.open()
+        except (LedgerUnavailable, StaleGeneration):
+            return  # the next round tries again
 
     async def _measure(self) -> None:
         while True:

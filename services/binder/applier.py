@@ -155,7 +155,12 @@ class Applier:
         while True:
             try:
                 answers = await self._ledger.begin(plans)
-            except StaleGeneration:
+            except StaleGeneration as fault:
+                # The data set changed, or its functions went. Plans of an older one are dead; where ours is the present
+                # one and not whole yet, placement decides again when it is.
+                if await self._reopened(plans):
+                    continue
+                log.info("plans of another data set", fault=str(fault))
                 return [{a.claim: Refusal.GENERATION for a in plan.assignments} for plan in plans]
             except LedgerUnavailable as fault:
                 if self.failing_since is None:
@@ -167,28 +172,31 @@ class Applier:
             self.failing_since = None
             return answers
 
+    async def _reopened(self, plans: Sequence[Plan]) -> bool:
+        """Open the ledger again; whether asking once more makes sense."""
+        try:
+            state = await self._ledger.open()
+        except LedgerUnavailable:
+            return True
+        again = state.whole and any(plan.generation == state.generation for plan in plans)
+        if again:
+            await self._clock.sleep(0.02)
+        return again
+
     def _begun(self, hand: PlanInHand, writes: list[Write], refusals: Mapping[str, Refusal]) -> list[Write]:
-        """Which writes may go after some claims were refused."""
+        """Which writes may go after some claims were refused. What is not refused is writing now, of a gang too: the
+        ledger refuses a gang as a whole unless part of it was begun before."""
         for each in refusals.values():
             metrics.LEDGER_REFUSED.labels(reason=each.value).inc()
-        whole = hand.plan.gang
-        if whole and all(each in decide.LOOK_AT for each in refusals.values()):
-            # Delivered again after part of it was confirmed: the pods tell what is left to do.
-            for write in writes:
-                write.stage = Stage.LOOK
-                write.sent = 1
-            return writes
+        log.info("claims refused", plan=hand.plan.id, refused=len(refusals), cause=hand.plan.cause)
         going: list[Write] = []
         for write in writes:
             refusal = refusals.get(write.assignment.claim)
-            if refusal is None and not whole:
+            if refusal is None:
                 going.append(write)
-            elif refusal is None:
-                first = next(iter(refusals.values()))
-                self._emitter.dropped(write, Landed.REPLAN, f"the gang: {first.value}")
-            elif refusal in decide.LOOK_AT and not whole:
+            elif refusal in decide.LOOK_AT:
                 write.stage = Stage.LOOK
-                write.sent = 1
+                write.sent = 1  # so that the ledger is asked before it is written
                 going.append(write)
             else:
                 self._emitter.dropped(write, decide.refused(refusal), refusal.value)

@@ -25,7 +25,7 @@ from libs.kube.outcomes import Outcome, classify, retry_after, why
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Answer, Kube
 from libs.runtime.clock import Clock
-from libs.store.port import Ledger, LedgerUnavailable
+from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 from services.binder import decide, metrics
 from services.binder.decide import Seen, Step
 from services.binder.facts import NodeFacts
@@ -49,8 +49,8 @@ class Landing(Protocol):
         """No write under the claim can land any more: free it in the ledger."""
         ...
 
-    def lost(self, write: Write, landed: Landed, why: str) -> None:
-        """The claim is not ours any more: nothing to free."""
+    def dropped(self, write: Write, landed: Landed, why: str) -> None:
+        """We have not begun the claim, or lost it: free it if it is still only planned."""
         ...
 
 
@@ -338,10 +338,17 @@ class Carrier:
         return decide.objection(assignment, now, self._facts.then(assignment.node, assignment.node_spec))
 
     async def _still_ours(self, write: Write) -> bool | None:
+        """None: not to be learned now. A data set that changed under us is opened again; older claims are dead."""
         try:
             return await self._ledger.writing(write.assignment.claim)
         except LedgerUnavailable:
             return None
+        except StaleGeneration:
+            try:
+                state = await self._ledger.open()
+            except LedgerUnavailable:
+                return None
+            return None if state.generation == write.hand.plan.generation else False
 
     def _bound(self, write: Write, uid: str) -> float:
         write.stage = Stage.LANDED
@@ -359,7 +366,7 @@ class Carrier:
 
     def _lost(self, write: Write, landed: Landed, reason: str) -> float:
         write.stage = Stage.LANDED
-        self._landing.lost(write, landed, reason)
+        self._landing.dropped(write, landed, reason)
         return 0.0
 
     def _pause(self, write: Write, asked_s: float = 0.0) -> float:
