@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import TypeVar
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -19,14 +20,13 @@ from libs.bus.settings import KafkaSettings
 from libs.host.parts import Parts, not_opened
 from libs.host.settings import CommonSettings, WrongSettings
 from libs.kube.client import KubeClient
+from libs.kube.errors import BadConfiguration
 from libs.kube.port import Kube
 from libs.runtime.backoff import Backoff
 from libs.store.port import Ledger, LedgerMisconfigured, LedgerUnavailable
 from libs.store.redis import RedisLedger
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
 
 
 class PartUnavailable(Exception):
@@ -61,14 +61,19 @@ def kafka_settings(name: str, settings: CommonSettings) -> KafkaSettings:
 
 
 def redis_ledger(settings: CommonSettings) -> RedisLedger:
-    return RedisLedger(
-        settings.redis_url,
-        username=settings.redis_username or None,
-        password=settings.redis_password.get_secret_value() or None,
-        ca_file=str(settings.redis_ca_file) if settings.redis_ca_file else None,
-        cert_file=str(settings.redis_cert_file) if settings.redis_cert_file else None,
-        key_file=str(settings.redis_key_file) if settings.redis_key_file else None,
-    )
+    connection: dict[str, Any] = {}
+    if settings.redis_username:
+        connection["username"] = settings.redis_username
+    if settings.redis_password.get_secret_value():
+        connection["password"] = settings.redis_password.get_secret_value()
+    for argument, file in (
+        ("ssl_ca_certs", settings.redis_ca_file),
+        ("ssl_certfile", settings.redis_cert_file),
+        ("ssl_keyfile", settings.redis_key_file),
+    ):
+        if file is not None:
+            connection[argument] = str(file)
+    return RedisLedger(settings.redis_url, **connection)
 
 
 async def open_parts(name: str, settings: CommonSettings, needs: Collection[str], stop: asyncio.Event) -> Opened | None:
@@ -77,7 +82,7 @@ async def open_parts(name: str, settings: CommonSettings, needs: Collection[str]
     try:
         kube: Kube = not_opened("kube", name)
         if "kube" in needs:
-            kube = await _kube(settings)
+            kube = _kube(settings)
             closers.append(("kube", kube.close))
         ledger: Ledger = not_opened("ledger", name)
         if "ledger" in needs:
@@ -103,14 +108,14 @@ async def open_parts(name: str, settings: CommonSettings, needs: Collection[str]
         raise
 
 
-async def _kube(settings: CommonSettings) -> KubeClient:
+def _kube(settings: CommonSettings) -> KubeClient:
     try:
         if settings.kubeconfig:
-            return await KubeClient.from_kubeconfig(settings.kubeconfig)
-        return await KubeClient.in_cluster()
-    except Exception as error:
-        where = "DRYSTONE_KUBECONFIG" if settings.kubeconfig else "the pod's service account (no DRYSTONE_KUBECONFIG)"
-        raise WrongSettings(f"The API server cannot be addressed by {where}: {error}.") from None
+            return KubeClient.from_kubeconfig(Path(settings.kubeconfig).expanduser(), context=settings.kube_context)
+        return KubeClient.in_cluster()
+    except BadConfiguration as error:
+        where = "DRYSTONE_KUBECONFIG" if settings.kubeconfig else "no DRYSTONE_KUBECONFIG, so the pod's own account"
+        raise WrongSettings(f"The API server cannot be addressed ({where}): {error}") from None
 
 
 async def _patiently(

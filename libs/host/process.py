@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Collection
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -51,15 +51,15 @@ def main(
         return 130
 
 
-def _loop(fast: bool) -> Callable[[Awaitable[int]], int]:
+def _loop(fast: bool) -> Callable[[Coroutine[Any, Any, int]], int]:
     """The event loop's runner. uvloop is a setting, because a debugger or a platform may not like it."""
     if fast:
         try:
             import uvloop
         except ImportError:
-            return asyncio.run  # type: ignore[return-value]
-        return uvloop.run  # type: ignore[no-any-return]
-    return asyncio.run  # type: ignore[return-value]
+            return asyncio.run
+        return uvloop.run
+    return asyncio.run
 
 
 async def _serve(name: str, settings: S, build: Callable[[S, Parts], Service], needs: Collection[str]) -> int:
