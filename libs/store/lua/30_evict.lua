@@ -1,0 +1,317 @@
+-- Evictions: marks on victims and earmarks for who they yield to.
+--
+-- A mark (field m of a bound task) names the one eviction plan that counts on the victim's room, so no two plans count
+-- it twice. An earmark is created with the mark, empty or holding what is free already, and fills up as room comes free
+-- on its node (see `top_up`). Its queue is charged the whole of it at once: the quota is reserved before anybody dies
+-- for it; what the victims still hold under the same ancestor is credited in that one check. So a queue can stand over
+-- its limit by no more than what marked victims below it still hold.
+--
+-- e:<earmark>  {p = plan, j = job, n = node, q = queue, t = task, r = role, T = charge aimed at, H = charge held}
+-- v:<plan>     {j = job, q = queue, pt = partition, ears = {...}, left = {uid...}, cap = latest deadline}
+-- Deadline: cap until the last victim has left, then its departure plus slack, never beyond cap.
+
+function unlist_earmark(u, n, id)
+  local before, kept = n.use.em, {}
+  for _, x in ipairs(before or {}) do
+    if x ~= id then kept[#kept + 1] = x end
+  end
+  n.use.em = kept
+  n.dirty = true
+  u.freed[n.name] = true
+  return before
+end
+
+local function drop_eviction(u, id, v)
+  for _, uid in ipairs(v.left or {}) do
+    local t = task(u, uid)
+    if t and t.m == id then
+      t.m = nil
+      put_task(u, uid, t)
+    end
+  end
+  del_work(u, 'v:' .. id)
+  del_work(u, 'x:' .. id)
+  u.due['v:' .. id] = false
+  out_part(u, v.pt, 'v:' .. id, false)
+end
+
+-- `used`: a commit has turned it into a claim and settled its charges already.
+function end_earmark(u, id, e, used)
+  if not used then
+    local n = node(u, e.n)
+    unlist_earmark(u, n, id)
+    charge(u, e.n, e.H, -1)
+    charge_queue(u, e.q, e.T, -1)
+  end
+  del_work(u, 'e:' .. id)
+  local v = work(u, 'v:' .. e.p)
+  if not v then return end
+  local ears = {}
+  for _, x in ipairs(v.ears or {}) do
+    if x ~= id then ears[#ears + 1] = x end
+  end
+  v.ears = ears
+  if #ears == 0 then
+    drop_eviction(u, e.p, v)
+  else
+    put_work(u, 'v:' .. e.p, v)
+  end
+end
+
+-- A task has left: what counted on it comes due.
+local function victim_left(u, uid, t, slack_ms)
+  if not t.m then return end
+  local v = work(u, 'v:' .. t.m)
+  if not v then return end
+  local left = {}
+  for _, x in ipairs(v.left or {}) do
+    if x ~= uid then left[#left + 1] = x end
+  end
+  v.left = left
+  put_work(u, 'v:' .. t.m, v)
+  if #left == 0 then u.due['v:' .. t.m] = min(v.cap, u.now + slack_ms) end
+end
+
+-- How much of the plan's victims stands under a queue: leaves with them, so it may be counted as free by their plan.
+local function credit_of(victims)
+  return function(path)
+    local g, c, m = 0, 0, 0
+    for _, t in ipairs(victims) do
+      if t.q == path or string.sub(t.q or '', 1, #path + 1) == path .. '/' then
+        g = g + milli_of(t.c)
+        c = c + (t.c.cpu or 0)
+        m = m + (t.c.mem or 0)
+      end
+    end
+    return g, c, m
+  end
+end
+
+local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
+  local res = {plan = plan.id}
+  local why = plan_fence(u, plan) or epoch_fence(u, plan)
+  if why then
+    res.refused = refuse_all(plan, why)
+    return res
+  end
+  local known = work(u, 'v:' .. plan.id)
+  if known then
+    if #(known.ears or {}) > 0 then res.taken = known.ears end
+    return res
+  end
+  local victims, refused = {}, {}
+  for _, v in ipairs(plan.victims) do
+    local t = task(u, v.uid)
+    if not t or t.n ~= v.node then
+      refused[v.uid] = 'victim-gone'
+    elseif t.m then
+      refused[v.uid] = 'victim-marked'
+    else
+      victims[#victims + 1] = t
+      if t.q and t.q ~= '' then prefetch(u, {}, {[t.q] = true}) end
+    end
+  end
+  local milli, cpu, mem = 0, 0, 0
+  for _, a in ipairs(plan.assignments) do
+    local n = node(u, a.node)
+    if tombs[a.task] then
+      refused[a.claim] = 'tombstone'
+    elseif work_text(u, 't:' .. a.task) or task(u, a.task) then
+      refused[a.claim] = 'held'
+    elseif not n.spec or n.spec.gone then
+      refused[a.claim] = 'node-gone'
+    elseif n.spec.s ~= a.node_spec then
+      refused[a.claim] = 'node-changed'
+    end
+    milli = milli + milli_of(a.charge)
+    cpu = cpu + (a.charge.cpu or 0)
+    mem = mem + (a.charge.mem or 0)
+  end
+  if next(refused) then
+    res.refused = refused
+    return res
+  end
+  -- Does it fit once these victims, and nobody else, have left?
+  local tried = {}
+  for _, t in ipairs(victims) do charge(u, t.n, t.c, -1) end
+  for _, a in ipairs(plan.assignments) do
+    local n = node(u, a.node)
+    local no = short(n, a.charge)
+    if no == 'capacity' and n.use.em and others_earmarked(u, n, a.charge) then no = 'earmarked' end
+    if no then
+      refused[a.claim] = no
+      break
+    end
+    charge(u, a.node, a.charge, 1)
+    tried[#tried + 1] = a
+  end
+  for _, a in ipairs(tried) do charge(u, a.node, a.charge, -1) end
+  for _, t in ipairs(victims) do charge(u, t.n, t.c, 1) end
+  if not next(refused) then
+    local at = quota(u, plan.queue, milli, cpu, mem, credit_of(victims))
+    if at then
+      res.queue = at
+      for _, a in ipairs(plan.assignments) do refused[a.claim] = 'quota' end
+    end
+  end
+  if next(refused) then
+    res.refused = refused
+    return res
+  end
+  local cap = u.now + cap_ms
+  local left, ears = {}, {}
+  for i, v in ipairs(plan.victims) do
+    local t = victims[i]
+    t.m = plan.id
+    put_task(u, v.uid, t)
+    left[i] = v.uid
+  end
+  for i, a in ipairs(plan.assignments) do
+    local H = {cpu = 0, mem = 0, pods = 0}
+    if a.charge.gpus then
+      H.gpus = {}
+      for k, g in ipairs(a.charge.gpus) do H.gpus[k] = {g[1], 0, 0} end
+    end
+    put_work(u, 'e:' .. a.claim, {p = plan.id, j = plan.job, n = a.node, q = plan.queue, t = a.task, r = a.role,
+      T = a.charge, H = H})
+    ears[i] = a.claim
+    local n = node(u, a.node)
+    n.use.em = n.use.em or {}
+    n.use.em[#n.use.em + 1] = a.claim
+    u.freed[a.node] = true
+    charge_queue(u, plan.queue, a.charge, 1)
+  end
+  put_work(u, 'v:' .. plan.id, {j = plan.job, q = plan.queue, pt = plan.partition, ears = ears, left = left, cap = cap})
+  put_text(u, 'x:' .. plan.id, text)
+  u.due['v:' .. plan.id] = #left > 0 and cap or min(cap, u.now + slack_ms)
+  out_part(u, plan.partition, 'v:' .. plan.id, u.rev + 1)
+  settle(u)
+  res.taken = ears
+  return res
+end
+
+-- commit_evictions: ARGV cap_ms, slack_ms, plan... -> {results, nodes, queues}
+local function commit_evictions(keys, args)
+  local plans, extra = decode_plans(args, 3)
+  local u = start(keys, extra)
+  local tombs, names, paths = read_plans(u, plans, true)
+  local results = {}
+  for i, plan in ipairs(plans) do
+    for _, a in ipairs(plan.assignments) do a.charge = a.charge or {} end
+    results[i] = enc(commit_eviction(u, plan, args[i + 2], tombs, tonumber(args[1]), tonumber(args[2])))
+  end
+  flush(u)
+  local nodes, queues = fresh_reply(u, names, paths)
+  return {'[' .. concat(results, ',') .. ']', nodes, queues}
+end
+
+-- begin_evict: ARGV generation of the plan, plan id, [uid...] -> refusals by victim uid, '' for the plan itself
+local function begin_evict(keys, args)
+  local u = start(keys)
+  local fence = plan_fence(u, {generation = tonumber(args[1])})
+  if fence then return enc({[''] = fence}) end
+  local id, refused = args[2], {}
+  local v = work(u, 'v:' .. id)
+  if not v then return enc({[''] = 'expired'}) end
+  local uids = dec(args[3])
+  fetch(u, u.task, ':tasks', uids)
+  for _, uid in ipairs(uids) do
+    local t = task(u, uid)
+    if not t then
+      refused[uid] = 'victim-gone'
+    elseif t.m ~= id then
+      refused[uid] = t.m and 'victim-marked' or 'unknown'
+    end
+  end
+  return next(refused) and enc(refused) or '{}'
+end
+
+-- unmark: ARGV generation, plan, [uid...]. Earmarks that still lack room on a node of such a victim relied on it.
+local function unmark(keys, args)
+  local u = start(keys)
+  local err = ready(u, args[1])
+  if err then return err end
+  local id, off, nodes = args[2], {}, {}
+  local v = work(u, 'v:' .. id)
+  if not v then return 1 end
+  for _, uid in ipairs(dec(args[3])) do
+    local t = task(u, uid)
+    if t and t.m == id then
+      t.m = nil
+      put_task(u, uid, t)
+      off[uid] = true
+      nodes[t.n] = true
+    end
+  end
+  local left = {}
+  for _, uid in ipairs(v.left or {}) do
+    if not off[uid] then left[#left + 1] = uid end
+  end
+  v.left = left
+  put_work(u, 'v:' .. id, v)
+  local ears = {}
+  for i, e in ipairs(v.ears or {}) do ears[i] = e end
+  for _, ear in ipairs(ears) do
+    local e = work(u, 'e:' .. ear)
+    if e and nodes[e.n] and lacking(e) then end_earmark(u, ear, e) end
+  end
+  flush(u)
+  return 1
+end
+
+-- drop: ARGV generation, [id...], job. Planned claims and earmarks of a job that no longer wants them.
+local function drop(keys, args)
+  local job = args[3]
+  local err, u, list = free_claims(keys, args, function(c) return c.s == 'p' and c.j == job end)
+  if err then return err end
+  local ids = {}
+  for i, id in ipairs(list) do ids[i] = 'e:' .. id end
+  fetch(u, u.work, ':work', ids)
+  for _, id in ipairs(list) do
+    local e = work(u, 'e:' .. id)
+    if e and e.j == job then end_earmark(u, id, e) end
+  end
+  flush(u)
+  return 1
+end
+
+-- expire: ARGV generation, limit, rearm_ms -> {state, claim, task, plan text}...
+local function expire(keys, args)
+  local u = start(keys)
+  local err = ready(u, args[1])
+  if err then return err end
+  local out = {}
+  local due = call('ZRANGEBYSCORE', u.p .. ':due', '-inf', string.format('%.0f', u.now), 'LIMIT', 0, tonumber(args[2]))
+  local ids = {}
+  for i, m in ipairs(due) do ids[i] = m end
+  fetch(u, u.work, ':work', ids)
+  for _, m in ipairs(due) do
+    local id = string.sub(m, 3)
+    local o = work(u, m)
+    if not o then
+      u.due[m] = false
+    elseif string.sub(m, 1, 2) == 'c:' then
+      local text = work_text(u, 'p:' .. o.p) or ''
+      if o.s == 'p' then
+        end_claim(u, id, o)
+        out[#out + 1] = {'planned', id, o.t, text}
+      else
+        u.due[m] = u.now + tonumber(args[3])
+        out[#out + 1] = {'writing', id, o.t, text}
+      end
+    else
+      local ears = {}
+      for i, e in ipairs(o.ears or {}) do ears[i] = e end
+      for _, ear in ipairs(ears) do
+        local e = work(u, 'e:' .. ear)
+        if e then
+          end_earmark(u, ear, e)
+          out[#out + 1] = {'earmark', ear, e.t, ''}
+        end
+      end
+      if work(u, m) then drop_eviction(u, id, o) end
+    end
+  end
+  flush(u)
+  return out
+end
