@@ -20,6 +20,7 @@ import structlog
 
 from libs.domain import keys
 from libs.domain.jobs import JobHead, Phase, Task, partition_of
+from libs.domain.verdicts import Kind
 from libs.kube import trainingjobs, writes
 from libs.kube.errors import ReadFailed
 from libs.kube.grouping import NOTHING_KNOWN, Known
@@ -226,7 +227,7 @@ class Controller:
     def waiting(self, job: Job, reason: str, message: str) -> None:
         known = self._known(job)
         phase = Phase.RUNNING if known.phase is Phase.RUNNING else Phase.PENDING
-        urgent = job.verdict is not None and not job.verdict.wakes_on
+        urgent = job.verdict is not None and job.verdict.kind is Kind.NEVER
         self._write(job, msgspec.structs.replace(known, phase=phase, reason=reason, message=message), urgent=urgent)
 
     def cancelled(self, key: str) -> None:

@@ -63,7 +63,7 @@ class Intake:
         self._owned = owned
         self._cancelled = cancelled
         self.cluster_ready = asyncio.Event()
-        self.uses_ready = asyncio.Event()
+        self.uses_ready = state.uses_ready
 
     # -- drystone.tasks -----------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Intake:
         position, cause = "", "start"
         while True:
             try:
-                if not position:
+                if not position or not self.uses_ready.is_set():
                     position = await self._dump(ledger, cause)
                     self.uses_ready.set()
                 batch = await ledger.tail(position)

@@ -155,7 +155,10 @@ class Ownership:
         if state.generation != self.generation:
             if self.generation:
                 await self._ledger.open()
+                # Nothing is decided before the new data set's room is known: the reader of the stream dumps it.
                 self._state.view.restart_uses()
+                self._state.uses_ready.clear()
+                await self._until_read()
                 for job in self._state.pending.jobs.values():
                     job.claims.clear()
                     self._state.stop_evicting(job)
@@ -163,6 +166,13 @@ class Ownership:
             self.generation = state.generation
         self._state.active.clear()
         self._reopen = False
+
+    async def _until_read(self) -> None:
+        try:
+            async with asyncio.timeout(30.0):
+                await self._state.uses_ready.wait()
+        except TimeoutError:
+            raise LedgerUnavailable("used room could not be read within 30 s") from None
 
     async def _take(self, partitions: frozenset[int]) -> None:
         state, now = self._state, self._clock.monotonic()

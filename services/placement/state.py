@@ -26,6 +26,8 @@ class State:
     active: set[int] = field(default_factory=set)
     victims: dict[str, str] = field(default_factory=dict)
     awaited: dict[str, set[str]] = field(default_factory=dict)
+    #: Whether used room was read in full; cleared to have it read again.
+    uses_ready: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set whenever there may be something to decide.
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     #: Jobs of TrainingJob objects one of whose pods ended: the controller looks.

@@ -502,3 +502,17 @@ def fact(pod: PodView) -> PodFact:
         ours=True,
         started=pod.created,
     )
+
+
+async def test_after_a_rebuild_the_dead_claim_is_decided_again_in_the_new_generation() -> None:
+    async with scene() as s:
+        node = s.node("n1")
+        await s.facts(node)
+        async with running(placement(s)):  # no binder: the claim stays planned
+            await s.hint(s.pod("p1"))
+            await s.until(lambda: len(s.plans) == 1)
+            await s.ledger.begin_rebuild(2)
+            await s.ledger.nodes_seen([node], 2)
+            await s.ledger.whole(2)
+            await s.hint(s.pod("p2"))  # its commit meets the new generation
+            await s.until(lambda: len({p.job for p in s.plans if p.generation > s.plans[0].generation}) == 2)
