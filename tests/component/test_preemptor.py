@@ -139,8 +139,12 @@ class World:
     async def earmarks_after(self, *gone: Victim) -> int:
         """How many earmarks there are once these pods are seen gone."""
         await self.ledger.tasks_gone([victim.uid for victim in gone], 1)
-        _, page = await self.ledger.holders("")
-        return sum(holder.state == "earmark" for holder in page)
+        found, cursor = 0, ""
+        while True:
+            cursor, page = await self.ledger.holders(cursor)
+            found += sum(holder.state == "earmark" for holder in page)
+            if not cursor:
+                return found
 
     @asynccontextmanager
     async def preemptor(self, **settings):
