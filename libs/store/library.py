@@ -31,4 +31,4 @@ def library() -> tuple[str, str]:
 
 def outdated(name: str) -> bool:
     found = _NAME.match(name)
-    return bool(found) and int(found.group(1)) < VERSION - 1
+    return found is not None and int(found.group(1)) < VERSION - 1

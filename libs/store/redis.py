@@ -126,7 +126,7 @@ class RedisLedger:
 
     # -- connections ------------------------------------------------------------------------------------------------
     async def _connected(self, connection: Any) -> None:
-        """A new connection may lead to another server, or to one that was emptied or restored: compare run ids first."""
+        """A new connection may lead to another server, or to an emptied or restored one: compare run ids first."""
         await connection.on_connect()
         await connection.send_command("INFO", "server")
         run = _run_id(await connection.read_response())

@@ -1,0 +1,316 @@
+"""Interleavings that broke other schedulers, forced on the embedded ledger: each must end with the books right."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import fakeredis
+import msgspec
+import pytest
+
+from libs.domain.nodes import Gpu, Node
+from libs.domain.plans import Assignment, EvictionPlan, Plan, Victim
+from libs.domain.queues import Queue
+from libs.domain.resources import Charge, GpuGrant
+from libs.domain.usage import NodeUse, QueueUse
+from libs.store.embedded import embedded_ledger
+from libs.store.port import Holder, Refusal, StaleGeneration, TaskSeen
+from libs.store.redis import RedisLedger, StaleTerm
+
+TERM = 1
+
+
+def gpus(*index: int) -> Charge:
+    return Charge(cpu=1000, mem=100, gpus=tuple(GpuGrant(i, 1000, 8000) for i in index))
+
+
+def node(name: str = "n1", *, version: str = "10", spec: str = "s", devices: int = 2, pods: int = 110) -> Node:
+    return Node(
+        name=name, uid="u", version=version, spec=spec, cpu=8000, mem=8000, pods=pods,
+        gpus=tuple(Gpu(i, 8000) for i in range(devices)),
+    )  # fmt: skip
+
+
+class Scene:
+    def __init__(self, ledger: RedisLedger) -> None:
+        self.ledger = ledger
+        self.generation = 0
+        self.epoch = 0
+
+    async def whole(self) -> None:
+        await self.ledger.open()
+        self.generation = (await self.ledger.begin_rebuild(TERM)).generation
+        await self.ledger.nodes_seen([node()], TERM)
+        await self.ledger.whole(TERM)
+        self.epoch = (await self.ledger.take(0)).epoch
+
+    def plan(self, name: str, *tasks: tuple[str, int], job: str = "", gang: bool = True, queue: str = "q") -> Plan:
+        return Plan(
+            id=name, job=job or "job-" + name, job_uid="", namespace="d", queue=queue, partition=0, epoch=self.epoch,
+            generation=self.generation, gang=gang,
+            assignments=tuple(
+                Assignment(claim=f"{name}.{n}", task=task, name=task, node="n1", node_spec="s", charge=gpus(gpu))
+                for n, (task, gpu) in enumerate(tasks)
+            ),
+        )  # fmt: skip
+
+    def eviction(self, name: str, victim: str, task: str, gpu: int, *, job: str = "big") -> EvictionPlan:
+        p = self.plan(name, (task, gpu), job=job)
+        return EvictionPlan(
+            id=p.id, job=p.job, job_uid="", namespace="d", queue="q", partition=0, epoch=p.epoch,
+            generation=p.generation, priority=9, assignments=p.assignments,
+            victims=(Victim(uid=victim, name=victim, namespace="d", node="n1", job="low", priority=0),),
+        )  # fmt: skip
+
+    async def running(self, uid: str, *index: int, claim: str = "", version: str = "5") -> None:
+        await self.ledger.tasks_seen(
+            [TaskSeen(uid=uid, version=version, node="n1", charge=gpus(*index), queue="q", claim=claim)], TERM
+        )
+
+    async def holders(self) -> list[Holder]:
+        return [h async for h in self.ledger.all_holders()]
+
+    async def use(self) -> tuple[dict[str, NodeUse], dict[str, QueueUse]]:
+        nodes: dict[str, NodeUse] = {}
+        queues: dict[str, QueueUse] = {}
+        cursor = ""
+        while True:
+            page = await self.ledger.dump(cursor)
+            nodes |= {n.node: n for n in page.nodes}
+            queues |= {q.path: q for q in page.queues}
+            cursor = page.cursor
+            if not cursor:
+                return nodes, queues
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    made = Scene(embedded_ledger(slack_s=0.0))
+    await made.whole()
+    yield made
+    await made.ledger.close()
+
+
+async def test_two_plans_for_one_gpu_and_only_the_first_gets_it(scene: Scene) -> None:
+    first, second = await scene.ledger.commit([scene.plan("a", ("t1", 0)), scene.plan("b", ("t2", 0))])
+    assert first.taken == ("a.0",)
+    assert second.refused == {"b.0": Refusal.CAPACITY}
+    assert second.fresh[0].gpus == ((1000, 8000), (0, 0))
+
+
+async def test_gang_with_one_task_too_many_leaves_no_trace(scene: Scene) -> None:
+    (answer,) = await scene.ledger.commit([scene.plan("a", ("t1", 0), ("t2", 1), ("t3", 1))])
+    assert answer.taken == () and answer.refused == {"a.2": Refusal.CAPACITY}
+    assert await scene.holders() == []
+    assert (await scene.use())[0]["n1"].pods == 0
+
+
+async def test_commit_sent_twice_after_a_timeout_is_taken_once(scene: Scene) -> None:
+    plan = scene.plan("a", ("t1", 0))
+    await scene.ledger.commit([plan])
+    (again,) = await scene.ledger.commit([plan])
+    assert again.taken == ("a.0",)
+    assert (await scene.use())[0]["n1"].pods == 1
+
+
+async def test_queue_limit_counts_the_request_itself_at_every_ancestor(scene: Scene) -> None:
+    await scene.ledger.queues_seen([Queue(path="org", gpu_milli=1000, version="1")], [], TERM)
+    one, two = await scene.ledger.commit(
+        [scene.plan("a", ("t1", 0), queue="org/x"), scene.plan("b", ("t2", 1), queue="org/y")]
+    )
+    assert one.taken == ("a.0",)
+    assert two.refused == {"b.0": Refusal.QUOTA} and two.queue == "org"
+
+
+async def test_owner_that_lost_its_partition_is_refused_and_its_plan_is_handed_on(scene: Scene) -> None:
+    old = scene.plan("a", ("t1", 0))
+    await scene.ledger.commit([old])
+    taken = await scene.ledger.take(0)
+    assert taken.planned == (old,)
+    (late,) = await scene.ledger.commit([scene.plan("b", ("t2", 1))])
+    assert late.refused == {"b.0": Refusal.EPOCH}
+
+
+async def test_node_changed_between_decision_and_commit(scene: Scene) -> None:
+    await scene.ledger.nodes_seen([node(version="11", spec="cordoned")], TERM)
+    (answer,) = await scene.ledger.commit([scene.plan("a", ("t1", 0))])
+    assert answer.refused == {"a.0": Refusal.NODE_CHANGED}
+
+
+async def test_older_fact_of_a_node_is_dropped_by_length_before_text(scene: Scene) -> None:
+    await scene.ledger.nodes_seen([node(version="9", spec="older")], TERM)
+    (answer,) = await scene.ledger.commit([scene.plan("a", ("t1", 0))])
+    assert answer.taken == ("a.0",)
+
+
+async def test_bound_then_gone_then_a_late_confirm_inserts_nothing(scene: Scene) -> None:
+    plan = scene.plan("a", ("t1", 0))
+    await scene.ledger.commit([plan])
+    assert await scene.ledger.begin([plan]) == [{}]
+    await scene.ledger.tasks_gone(["t1"], TERM)
+    await scene.ledger.confirm({"a.0": "t1"}, scene.generation)
+    assert await scene.holders() == []
+    (again,) = await scene.ledger.commit([scene.plan("b", ("t1", 0))])
+    assert again.refused == {"b.0": Refusal.TOMBSTONE}
+
+
+async def test_pod_created_bound_is_not_charged_as_claim_and_as_task(scene: Scene) -> None:
+    plan = scene.plan("a", ("job/w/0/0", 0), job="j")
+    plan = msgspec.structs.replace(plan, assignments=(msgspec.structs.replace(plan.assignments[0], create=True),))
+    await scene.ledger.commit([plan])
+    await scene.ledger.begin([plan])
+    seen = TaskSeen(uid="pod-1", version="5", node="n1", charge=gpus(0), queue="q", job="j", claim="a.0")
+    await scene.ledger.tasks_seen([seen], TERM)
+    await scene.ledger.confirm({"a.0": "pod-1"}, scene.generation)
+    assert [(h.id, h.state) for h in await scene.holders()] == [("pod-1", "bound")]
+    (again,) = await scene.ledger.commit([scene.plan("b", ("job/w/0/0", 1), job="j")])
+    assert again.refused == {"b.0": Refusal.HELD}
+    await scene.ledger.tasks_gone(["pod-1"], TERM)
+    (ended,) = await scene.ledger.commit([scene.plan("c", ("job/w/0/0", 1), job="j")])
+    assert ended.refused == {"c.0": Refusal.TOMBSTONE}
+
+
+async def test_forged_claim_annotation_takes_nobody_elses_claim(scene: Scene) -> None:
+    await scene.ledger.commit([scene.plan("a", ("t1", 0))])
+    await scene.running("stranger", 1, claim="a.0")
+    assert {(h.id, h.state) for h in await scene.holders()} == {("a.0", "planned"), ("stranger", "bound")}
+
+
+async def test_annotation_edited_after_the_bind_changes_no_charge(scene: Scene) -> None:
+    await scene.running("p", 0)
+    await scene.running("p", 0, 1, version="6")
+    assert (await scene.use())[0]["n1"].gpus == ((1000, 8000), (0, 0))
+
+
+async def test_two_pods_on_one_device_close_it_until_one_leaves(scene: Scene) -> None:
+    await scene.running("p1", 0)
+    second = TaskSeen(uid="p2", version="5", node="n1", charge=gpus(0))
+    assert await scene.ledger.tasks_seen([second], TERM) == ["p2"]
+    assert (await scene.use())[0]["n1"].disputed == (0,)
+    (answer,) = await scene.ledger.commit([scene.plan("a", ("t1", 0))])
+    assert answer.refused == {"a.0": Refusal.DISPUTED}
+    await scene.ledger.tasks_gone(["p2"], TERM)
+    assert (await scene.use())[0]["n1"].disputed == ()
+
+
+async def test_foreign_pod_of_unknown_devices_stops_index_exact_placement(scene: Scene) -> None:
+    await scene.ledger.tasks_seen([TaskSeen(uid="f", version="1", node="n1", charge=Charge(blind=1))], TERM)
+    (answer,) = await scene.ledger.commit([scene.plan("a", ("t1", 0))])
+    assert answer.refused == {"a.0": Refusal.BLIND}
+
+
+async def test_node_that_registers_again_still_has_its_pods(scene: Scene) -> None:
+    await scene.running("p", 0)
+    await scene.ledger.nodes_gone(["n1"], TERM)
+    use = (await scene.use())[0]["n1"]
+    assert use.gone and use.pods == 1
+    await scene.ledger.nodes_seen([node(version="20")], TERM)
+    (answer,) = await scene.ledger.commit([scene.plan("a", ("t1", 0))])
+    assert answer.refused == {"a.0": Refusal.CAPACITY}
+
+
+async def test_list_older_than_a_bind_does_not_free_it(scene: Scene) -> None:
+    await scene.running("old", 0)
+    mark = await scene.ledger.mark()
+    await scene.running("young", 1)
+    assert await scene.ledger.sweep(mark, [], TERM) == ["old"]
+    assert [h.id for h in await scene.holders()] == ["young"]
+
+
+async def test_time_alone_frees_planned_but_never_writing() -> None:
+    scene = Scene(embedded_ledger(planned_s=0.0, writing_s=0.0))
+    await scene.whole()
+    writing, planned = scene.plan("w", ("t1", 0)), scene.plan("p", ("t2", 1))
+    await scene.ledger.commit([writing])
+    await scene.ledger.begin([writing])
+    await scene.ledger.commit([planned])
+    due = {d.claim: d.state for d in await scene.ledger.expire()}
+    assert due == {"w.0": "writing", "p.0": "planned"}
+    assert [(h.id, h.state) for h in await scene.holders()] == [("w.0", "writing")]
+    assert await scene.ledger.begin([planned]) == [{"p.0": Refusal.UNKNOWN}]
+    assert await scene.ledger.writing("w.0")
+    await scene.ledger.release(["w.0"], scene.generation)
+    assert await scene.holders() == []
+
+
+async def test_gang_with_a_dead_claim_begins_nothing(scene: Scene) -> None:
+    plan = scene.plan("a", ("t1", 0), ("t2", 1))
+    await scene.ledger.commit([plan])
+    await scene.ledger.tasks_gone(["t2"], TERM)
+    (refused,) = await scene.ledger.begin([plan])
+    assert set(refused) == {"a.0", "a.1"}
+    assert [h.state for h in await scene.holders()] == ["planned"]
+
+
+async def test_redelivered_gang_goes_on_where_its_binder_died(scene: Scene) -> None:
+    plan = scene.plan("a", ("t1", 0), ("t2", 1))
+    await scene.ledger.commit([plan])
+    await scene.ledger.begin([plan])
+    await scene.ledger.confirm({"a.0": "t1"}, scene.generation)
+    assert await scene.ledger.begin([plan]) == [{"a.0": Refusal.HELD}]
+
+
+async def test_room_of_a_victim_is_never_seen_by_anybody_but_its_beneficiary(scene: Scene) -> None:
+    await scene.running("v", 0)
+    await scene.running("w", 1)
+    (answer,) = await scene.ledger.commit_evictions([scene.eviction("e", "v", "big-0", 0)])
+    assert answer.taken == ("e.0",)
+    (second,) = await scene.ledger.commit_evictions([scene.eviction("f", "v", "other-0", 0, job="other")])
+    assert second.refused["v"] == Refusal.VICTIM_MARKED
+    await scene.ledger.tasks_gone(["v"], TERM)
+    (thief,) = await scene.ledger.commit([scene.plan("x", ("thief", 0))])
+    assert thief.refused == {"x.0": Refusal.EARMARKED}
+    (owner,) = await scene.ledger.commit([scene.plan("y", ("big-0", 0), job="big")])
+    assert owner.taken == ("y.0",)
+    assert {(h.id, h.state) for h in await scene.holders()} == {("w", "bound"), ("y.0", "planned")}
+
+
+async def test_earmark_ends_at_its_deadline_and_unmarks_nobody_twice(scene: Scene) -> None:
+    await scene.running("v", 0)
+    plan = scene.eviction("e", "v", "big-0", 0)
+    await scene.ledger.commit_evictions([plan])
+    assert await scene.ledger.begin_evict(plan) == {}
+    await scene.ledger.tasks_gone(["v"], TERM)
+    assert [d.state for d in await scene.ledger.expire()] == ["earmark"]
+    assert await scene.ledger.begin_evict(plan) == {"": Refusal.EXPIRED}
+    assert await scene.holders() == []
+
+
+async def test_refused_eviction_takes_back_mark_and_earmark(scene: Scene) -> None:
+    await scene.running("v", 0)
+    await scene.ledger.commit_evictions([scene.eviction("e", "v", "big-0", 0)])
+    await scene.ledger.unmark("e", ["v"], scene.generation)
+    assert [(h.id, h.state) for h in await scene.holders()] == [("v", "bound")]
+    (again,) = await scene.ledger.commit_evictions([scene.eviction("f", "v", "big-0", 0)])
+    assert again.taken == ("f.0",)
+
+
+async def test_older_generation_is_dead_and_an_older_leader_is_fenced(scene: Scene) -> None:
+    old = scene.plan("a", ("t1", 0))
+    await scene.ledger.commit([old])
+    await scene.ledger.begin_rebuild(TERM + 1)
+    (answer,) = await scene.ledger.commit([old])
+    assert answer.refused == {"a.0": Refusal.GENERATION}
+    with pytest.raises(StaleGeneration):
+        await scene.ledger.confirm({"a.0": "t1"}, scene.generation)
+    with pytest.raises(StaleTerm):
+        await scene.ledger.nodes_seen([node()], TERM)
+
+
+async def test_stream_says_when_it_was_trimmed_or_rebuilt(scene: Scene) -> None:
+    position = (await scene.ledger.dump()).position
+    await scene.ledger.commit([scene.plan("a", ("t1", 0))])
+    batch = await scene.ledger.tail(position, 0.01)
+    assert not batch.lost and batch.nodes[-1].pods == 1 and int(batch.position) == int(position) + 1
+    assert (await scene.ledger.tail(batch.position, 0.01)).nodes == ()
+    await scene.ledger.begin_rebuild(TERM)
+    assert (await scene.ledger.tail(batch.position, 0.01)).lost
+
+
+async def test_fresh_redis_is_not_whole_and_takes_nothing() -> None:
+    ledger = embedded_ledger(server=fakeredis.FakeServer(version=(7,)))
+    state = await ledger.open()
+    assert (state.generation, state.whole) == (0, False)
+    with pytest.raises(StaleGeneration):
+        await ledger.take(0)
+    await ledger.close()
