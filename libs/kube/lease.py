@@ -69,6 +69,11 @@ class LeaderLease:
         finds itself deposed before it does anything."""
         return self.won.is_set() and self._monotonic() < self._good_until
 
+    @property
+    def seen_holder(self) -> bool:
+        """Whether the lease was read and somebody held it: a replica that stands by is in order."""
+        return bool(self._record[0])
+
     async def run(self) -> None:
         """Acquire, renew, lose, and again, until cancelled; then give the lease back, if held."""
         try:

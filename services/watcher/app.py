@@ -1,0 +1,113 @@
+"""The watcher: one leader reports reality, every replica takes job events.
+
+Guarantees: what the API server shows is in the ledger and on the topics within the time of a watch event, and after any
+loss within one slow pass; a job event becomes one object or one dead letter, whichever replica reads it, however often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from libs.host.parts import Parts
+from libs.kube.grouping import NOTHING_KNOWN, Known
+from libs.kube.lease import LeaderLease
+from libs.runtime.backoff import Backoff
+from libs.runtime.lifecycle import Health
+from libs.runtime.phases import Phase, run_phases
+from libs.runtime.tasks import never_ends
+from libs.store.port import LedgerUnavailable, StaleGeneration
+from services.watcher import metrics
+from services.watcher.intake import Intake
+from services.watcher.lead import Leadership, LedgerLost
+from services.watcher.settings import WatcherSettings
+
+log = structlog.get_logger()
+
+
+class Watcher:
+    name = "watcher"
+
+    def __init__(self, settings: WatcherSettings, parts: Parts) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._lease = LeaderLease(
+            parts.kube,
+            settings.lease_namespace,
+            settings.lease_name,
+            settings.replica_id,
+            duration_s=settings.lease_s,
+            renew_s=settings.renew_s,
+        )
+        self._leadership: Leadership | None = None
+        self._intake = Intake(parts.kube, parts.bus, settings, parts.clock, self._known)
+        self._stopping = False
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            eternal = [
+                tasks.create_task(never_ends(self._lease.run(), "lease"), name="lease"),
+                tasks.create_task(never_ends(self._lead(), "leader"), name="leader"),
+            ]
+            intake = tasks.create_task(self._intake.run(stop), name="job events")
+            await stop.wait()
+            self._stopping = True
+            # What is not finished by then was not committed and comes again.
+            await run_phases([Phase("finish job events", 8.0, lambda: asyncio.wait({intake}))], self._parts.clock)
+            for task in (intake, *eternal):
+                task.cancel()
+
+    async def _lead(self) -> None:
+        """For ever: wait to lead, lead until the lease is lost or the ledger changes under us."""
+        pause = Backoff(0.2, 5.0)
+        while True:
+            await self._lease.won.wait()
+            leadership = Leadership(
+                self._parts.kube,
+                self._parts.ledger,
+                self._parts.bus,
+                self._settings,
+                self._parts.clock,
+                self._lease.term,
+            )
+            self._leadership = leadership
+            metrics.LEADER.set(1)
+            log.info("leading", term=self._lease.term)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    work = tasks.create_task(never_ends(leadership.run(), "leadership"), name="leadership")
+                    tasks.create_task(_until(self._lease.lost, work), name="lease lost")
+            except* (StaleGeneration, LedgerLost, LedgerUnavailable) as faults:
+                log.warning("the ledger changed, beginning anew", faults=[str(f) for f in faults.exceptions])
+                await self._parts.clock.sleep(pause.next())
+            else:
+                pause.reset()
+            finally:
+                self._leadership = None
+                metrics.LEADER.set(0)
+
+    def _known(self) -> Known:
+        """What the leader has seen; a replica that stands by resolves queues later, from the object."""
+        return self._leadership.picture.known if self._leadership is not None else NOTHING_KNOWN
+
+    def health(self) -> Health:
+        leadership = self._leadership
+        detail = {"role": "leader" if leadership is not None else "standby", "job events": str(self._intake.in_hand)}
+        ready = not self._stopping
+        if leadership is not None:
+            detail |= leadership.health()
+            ready = ready and leadership.synced
+        elif not self._lease.won.is_set() and not self._lease.seen_holder:
+            ready = False
+            detail["lease"] = "nobody was seen to hold it"
+        return Health(ready, detail=detail)
+
+
+async def _until(lost: asyncio.Event, work: asyncio.Task[object]) -> None:
+    await lost.wait()
+    work.cancel()
+
+
+def build(settings: WatcherSettings, parts: Parts) -> Watcher:
+    return Watcher(settings, parts)

@@ -1,0 +1,259 @@
+"""One period of leadership: load reality into the ledger, then follow it.
+
+Order of a take-over: a mark in the ledger, then the lists, so that nothing bound after the lists began is swept. A
+ledger that is not whole (new, emptied, or failed over) is rebuilt: a new generation refuses everybody's old plans, the
+longest write that may still be in flight is waited out, and only then reality is listed and loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from libs.bus.port import Bus
+from libs.contracts.topics import CLUSTER, TASKS
+from libs.kube import writes
+from libs.kube.port import Kube
+from libs.kube.reflector import Reflector
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import never_ends
+from libs.store.port import Ledger, LedgerUnavailable
+from services.watcher import metrics
+from services.watcher.decide import Picture, handlers
+from services.watcher.emit import Emitter, chunks
+from services.watcher.settings import WatcherSettings
+
+log = structlog.get_logger()
+
+POD_GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
+PATHS: Mapping[str, str] = {
+    "priorityclasses": writes.PRIORITY_CLASSES,
+    "queues": writes.QUEUES,
+    "podgroups": POD_GROUPS,
+    "pdbs": writes.PDBS,
+    "nodes": writes.NODES,
+    "pods": writes.pods_path(),
+    "trainingjobs": writes.TRAINING_JOBS,
+}
+#: Installed by others, or not at all: absent is an ordinary answer.
+OPTIONAL = frozenset({"podgroups"})
+_RECHECK_S = 60.0
+
+
+class Leadership:
+    def __init__(
+        self, kube: Kube, ledger: Ledger, bus: Bus, settings: WatcherSettings, clock: Clock, term: int
+    ) -> None:
+        self._kube = kube
+        self._ledger = ledger
+        self._bus = bus
+        self._settings = settings
+        self._clock = clock
+        self._term = term
+        tenants = {namespace: tenant.name for tenant in settings.tenants for namespace in tenant.namespaces}
+        self.picture = Picture(term, tenants, lambda _: metrics.UNREADABLE.inc())
+        self._emitter = Emitter(ledger, bus.publisher(), bus.partitions(TASKS.name), term)
+        self._handlers = handlers(self.picture)
+        self._listed: set[str] = set()
+        self._reflectors: dict[str, Reflector] = {}
+        self._changed = asyncio.Event()
+        self._arrived_at: float | None = None
+        self._mark = 0
+        self._sweep = False
+        self._rebuilding = False
+        self.synced = False
+
+    async def run(self) -> None:
+        """Until cancelled. Raises StaleGeneration where the ledger changed under us: begin anew."""
+        await self._before()
+        async with asyncio.TaskGroup() as tasks:
+            for name in PATHS:
+                tasks.create_task(never_ends(self._reflect(name), f"watch {name}"), name=f"watch {name}")
+            tasks.create_task(never_ends(self._report(), "report"), name="report")
+            tasks.create_task(never_ends(self._slow_pass(), "slow pass"), name="slow pass")
+
+    def health(self) -> dict[str, str]:
+        detail = {"term": str(self._term), "synced": str(self.synced)}
+        for name, reflector in self._reflectors.items():
+            seen = reflector.health()
+            if not seen.listed or seen.age_s > 120:
+                detail[name] = f"listed={seen.listed}, {seen.age_s:.0f} s ago"
+        return detail
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    async def _before(self) -> None:
+        state = await self._ledger.open()
+        self._rebuilding = not state.whole
+        if self._rebuilding:
+            metrics.REBUILDS.inc()
+            state = await self._ledger.begin_rebuild(self._term)
+            if state.generation > 1:
+                # Somebody may have written on the strength of the generation before.
+                await self._clock.sleep(self._settings.longest_write_s)
+            log.info("rebuilding the ledger", generation=state.generation)
+        self._mark = await self._ledger.mark()
+        self._sweep = True
+
+    async def _first_report(self) -> None:
+        """Everything has been listed once."""
+        await self._emitter.report(self.picture.everything(), self.picture.seen)
+        await self._sweep_now()
+        await self._nodes_not_listed()
+        if self._rebuilding:
+            await self._ledger.whole(self._term)
+            self._rebuilding = False
+        await self._ghosts()
+        self.synced = True
+        log.info("synced", nodes=len(self.picture.nodes), pods=len(self.picture.pods), term=self._term)
+
+    async def _nodes_not_listed(self) -> None:
+        """Nodes that the ledger knows and the list did not show."""
+        cursor, absent = "", []
+        while True:
+            page = await self._ledger.dump(cursor)
+            absent += [u.node for u in page.nodes if not u.gone and u.node not in self.picture.nodes]
+            cursor = page.cursor
+            if not cursor:
+                break
+        for names in chunks(absent):
+            await self._ledger.nodes_gone(names, self._term)
+
+    async def _ghosts(self) -> None:
+        """Keys of the compacted topic that nothing stands behind any more: they went while nobody led."""
+        reader = self._bus.follow([CLUSTER.name], from_start=True)
+        there: set[str] = set()
+        try:
+            async with asyncio.timeout(60):
+                while not reader.caught_up:
+                    for record in await reader.batch(5000, 0.2):
+                        (there.discard if record.value is None else there.add)(record.key)
+        except TimeoutError:
+            log.warning("the topic's content could not be read", topic=CLUSTER.name)
+            return
+        finally:
+            await _close(reader)
+        ghosts = there - self.picture.fact_keys()
+        if ghosts:
+            log.info("ghosts on the topic", keys=len(ghosts))
+            self._emitter.tombstones(sorted(ghosts))
+
+    # -- following -----------------------------------------------------------------------------------------------------
+
+    async def _reflect(self, name: str) -> None:
+        listed, event = self._handlers[name]
+
+        async def on_list(raws: list[bytes], _version: str) -> None:
+            metrics.LISTS.labels(name).inc()
+            listed(raws)
+            self._listed.add(name)
+            self._saw_something()
+
+        async def on_events(events: list[tuple[str, bytes]]) -> None:
+            metrics.EVENTS.labels(name).inc(len(events))
+            for kind, raw in events:
+                if kind != "BOOKMARK":
+                    event(kind, raw)
+            self._saw_something()
+
+        if name in OPTIONAL:
+            await self._until_there(name)
+        reflector = Reflector(self._kube, PATHS[name], on_list=on_list, on_events=on_events)
+        self._reflectors[name] = reflector
+        await reflector.run()
+
+    async def _until_there(self, name: str) -> None:
+        while True:
+            answer = await self._kube.call("GET", PATHS[name], params={"limit": "1"})
+            if answer.ok:
+                return
+            if answer.status in (403, 404):
+                self._listed.add(name)
+                self._changed.set()
+            await self._clock.sleep(_RECHECK_S if answer.status in (403, 404) else 1.0)
+
+    def _saw_something(self) -> None:
+        if self._arrived_at is None:
+            self._arrived_at = time.monotonic()
+        self._changed.set()
+
+    async def _report(self) -> None:
+        pause = Backoff(0.05, 2.0)
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if not self._listed.issuperset(PATHS):
+                continue
+            arrived, self._arrived_at = self._arrived_at, None
+            changes = None
+            while True:
+                try:
+                    if not self.synced:
+                        await self._first_report()
+                    else:
+                        changes = changes or self.picture.take()
+                        if changes:
+                            await self._emitter.report(changes, self.picture.seen)
+                        if self._sweep:
+                            await self._sweep_now()
+                    break
+                except LedgerUnavailable as fault:
+                    # The changes are in hand and every call may be made again.
+                    log.warning("ledger unavailable", fault=str(fault))
+                    await self._clock.sleep(pause.next())
+            pause.reset()
+            if arrived is not None:
+                metrics.LAG.observe(time.monotonic() - arrived)
+
+    async def _sweep_now(self) -> None:
+        swept = await self._ledger.sweep(self._mark, self.picture.bound_uids(), self._term)
+        self._sweep = False
+        if swept:
+            metrics.SWEPT.inc(len(swept))
+            log.warning("freed what a list did not show", uids=list(swept)[:20], count=len(swept))
+
+    async def _slow_pass(self) -> None:
+        """Every half minute: list all, whatever the watches said; and publish again what was not acknowledged."""
+        while True:
+            for _ in range(max(1, int(self._settings.slow_pass_s / 0.5))):
+                await self._clock.sleep(0.5)
+                await self._emitter.flush()
+            if not self.synced:
+                continue
+            try:
+                state = await self._ledger.state()
+                self._mark = await self._ledger.mark()
+            except LedgerUnavailable as fault:
+                log.warning("ledger unavailable", fault=str(fault))
+                continue
+            if not state.whole:
+                raise LedgerLost(f"generation {state.generation} is not whole")
+            listings = {name: r.health().lists for name, r in self._reflectors.items()}
+            for reflector in self._reflectors.values():
+                reflector.relist()
+            await self._relisted(listings)
+            self._sweep = True
+            self._changed.set()
+
+    async def _relisted(self, before: Mapping[str, int]) -> None:
+        deadline = self._clock.monotonic() + self._settings.slow_pass_s
+        while any(self._reflectors[name].health().lists <= count for name, count in before.items()):
+            if self._clock.monotonic() > deadline:
+                return
+            await self._clock.sleep(0.05)
+
+
+class LedgerLost(Exception):
+    """The ledger is not whole although it was: it has to be rebuilt."""
+
+
+async def _close(reader: object) -> None:
+    close: Callable[[], object] | None = getattr(reader, "close", None)
+    if close is not None:
+        done = close()
+        if asyncio.iscoroutine(done):
+            await done

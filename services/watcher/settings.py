@@ -1,0 +1,25 @@
+"""Settings of the watcher, read from the environment beside the common ones."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from libs.contracts.submission import TenantPolicy
+from libs.host.settings import CommonSettings
+
+
+class WatcherSettings(CommonSettings):
+    #: Tenants with their job topics and namespaces, as JSON.
+    tenants: tuple[TenantPolicy, ...] = (TenantPolicy(),)
+    lease_namespace: str = "drystone-system"
+    lease_name: str = "drystone-watcher"
+    lease_s: float = Field(default=6.0, gt=1, le=120)
+    renew_s: float = Field(default=2.0, gt=0.1, le=60)
+    #: List everything and compare, whatever the watches said.
+    slow_pass_s: float = Field(default=30.0, gt=0.5, le=3600)
+    #: The longest that a write to the API server may still land after it was given up.
+    longest_write_s: float = Field(default=5.0, ge=0, le=60)
+    #: Job events served at once, and how many may be read ahead of the slowest.
+    intake_width: int = Field(default=32, ge=1, le=1024)
+    intake_ahead: int = Field(default=2000, ge=1, le=100_000)
+    write_timeout_s: float = Field(default=5.0, gt=0, le=5)
