@@ -197,8 +197,10 @@ class RedisLedger:
                 await self._client.function_delete(name)
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._blocking.aclose()
+        for client in (self._client, self._blocking):
+            await client.aclose()
+            # A client does not close a pool that it was given.
+            await client.connection_pool.disconnect()
 
     async def _call(self, function: str, *args: Any) -> Any:
         try:
