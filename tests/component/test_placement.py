@@ -515,4 +515,4 @@ async def test_after_a_rebuild_the_dead_claim_is_decided_again_in_the_new_genera
             await s.ledger.nodes_seen([node], 2)
             await s.ledger.whole(2)
             await s.hint(s.pod("p2"))  # its commit meets the new generation
-            await s.until(lambda: len({p.job for p in s.plans if p.generation > s.plans[0].generation}) == 2)
+            await s.until(lambda: len({p.job for p in s.plans if p.generation > s.plans[0].generation}) == 2, 15.0)
