@@ -41,11 +41,11 @@ MIB = 80000
 class World:
     """A cluster, a ledger that knows it, and a bus on which this test is watcher and placement."""
 
-    def __init__(self) -> None:
+    def __init__(self, **ledger) -> None:
         self.cluster = EmbeddedCluster()
         self.kube = FaultyKube(self.cluster)
         self.bus = MemoryBus()
-        self.ledger = embedded_ledger()
+        self.ledger = embedded_ledger(**ledger)
         self.generation = 0
         self.epochs: dict[int, int] = {}
         self.plans = 0
@@ -522,6 +522,26 @@ async def test_what_is_in_hand_when_it_is_told_to_stop_is_finished(world):
         asyncio.get_running_loop().call_later(0.3, wake.set)
     assert (await world.landed(1))[a.uid][0] is Landed.BOUND
     assert world.committed() == 1
+
+
+async def test_claims_that_a_dead_binder_left_writing_are_resolved_by_reading_the_pods():
+    """It had begun three: one was bound, one was not, one's pod was deleted."""
+    world = await World(writing_s=0.2, rearm_s=0.3).open()
+    pods = [world.pod(f"p{n}") for n in range(3)]
+    plan = await world.plan(*pods, job="gang/default/g", gang=True)
+    assert await world.ledger.begin([plan]) == [{}]
+    done = plan.assignments[0]
+    meta = {"name": "p0", "annotations": trainingjobs.grant_annotations(done)}
+    body = msgspec.json.encode({"metadata": meta, "target": {"kind": "Node", "name": "n1"}})
+    assert world.cluster.call_now("POST", f"/api/v1/namespaces/{TEAM}/pods/p0/binding", body).ok
+    world.remove("p2")
+    async with world.binder():
+        landed = await world.landed(3)
+        await asyncio.sleep(0.1)
+    assert [landed[pod.uid][0] for pod in pods] == [Landed.BOUND, Landed.REPLAN, Landed.GONE]
+    assert world.read("p1").version != pods[1].version, "its late binding must be refused"
+    assert await world.held() == {pods[0].uid: "bound"}
+    await world.ledger.close()
 
 
 # --- tasks of TrainingJobs ---------------------------------------------------------------------------------------
