@@ -31,6 +31,24 @@ local function end_claim(u, id, c, keep)
   end
 end
 
+-- Claims and all that ending them will touch, in three reads.
+local function read_claims(u, keys, room)
+  fetch(u, u.work, ':work', keys)
+  local more, names, paths = {}, {}, {}
+  for _, key in ipairs(keys) do
+    local c = string.sub(key, 1, 2) == 'c:' and work(u, key)
+    if c then
+      more[#more + 1] = 't:' .. c.t
+      more[#more + 1] = 'p:' .. c.p
+      if c.k > 1 then more[#more + 1] = 'k:' .. c.p end
+      names[c.n] = true
+      if c.q and c.q ~= '' then paths[c.q] = true end
+    end
+  end
+  fetch(u, u.work, ':work', more)
+  if room then prefetch(u, names, paths) end
+end
+
 local function refuse_all(plan, why)
   local out = {}
   for _, a in ipairs(plan.assignments) do out[a.claim] = why end
@@ -276,6 +294,15 @@ local function begin(keys, args)
   end
   fetch(u, u.work, ':work', ids)
   prefetch(u, names, {})
+  local lost, gone = {}, {}
+  for j, key in ipairs(ids) do
+    if not work(u, key) then
+      lost[#lost + 1] = 't:' .. tasks[j]
+      gone[#gone + 1] = tasks[j]
+    end
+  end
+  fetch(u, u.work, ':work', lost)
+  fetch(u, u.task, ':tasks', gone)
   local tombs = tombed(u, tasks)
   local out = {}
   for i, plan in ipairs(plans) do
@@ -344,7 +371,7 @@ local function confirm(keys, args)
     ids[i] = 'c:' .. x[1]
     uids[i] = x[2]
   end
-  fetch(u, u.work, ':work', ids)
+  read_claims(u, ids)
   fetch(u, u.task, ':tasks', uids)
   local tombs = tombed(u, uids)
   local names = {}
@@ -372,7 +399,7 @@ local function free_claims(keys, args, allowed)
   local ids = {}
   local list = dec(args[2])
   for i, id in ipairs(list) do ids[i] = 'c:' .. id end
-  fetch(u, u.work, ':work', ids)
+  read_claims(u, ids, true)
   for _, id in ipairs(list) do
     local c = work(u, 'c:' .. id)
     if c and allowed(c) then end_claim(u, id, c) end

@@ -284,7 +284,7 @@ local function expire(keys, args)
   local due = call('ZRANGEBYSCORE', u.p .. ':due', '-inf', string.format('%.0f', u.now), 'LIMIT', 0, tonumber(args[2]))
   local ids = {}
   for i, m in ipairs(due) do ids[i] = m end
-  fetch(u, u.work, ':work', ids)
+  read_claims(u, ids, true)
   for _, m in ipairs(due) do
     local id = string.sub(m, 3)
     local o = work(u, m)

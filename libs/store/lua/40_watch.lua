@@ -159,7 +159,7 @@ local function tasks_seen(keys, args)
     ids[#ids + 1] = 't:' .. x.uid
     if x.claim then ids[#ids + 1] = 'c:' .. x.claim end
   end
-  fetch(u, u.work, ':work', ids)
+  read_claims(u, ids)
   fetch(u, u.task, ':tasks', uids)
   prefetch(u, names, paths)
   local tombs = tombed(u, uids)
