@@ -1,0 +1,1 @@
+"""Reading from Prometheus: instant queries and the metrics of NVIDIA's DCGM exporter."""

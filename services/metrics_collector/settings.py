@@ -1,0 +1,46 @@
+"""Settings of the metrics-collector, read from the environment beside the common ones."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from libs.host.settings import CommonSettings
+
+
+class CollectorSettings(CommonSettings):
+    prometheus_url: str = "http://127.0.0.1:9090"
+    #: Bearer token of a proxy in front of Prometheus.
+    prometheus_token: SecretStr = SecretStr("")
+    #: Between two queries. A changed gauge is known at most this long after Prometheus scraped it.
+    interval_s: float = Field(default=1.0, ge=0.1, le=300)
+    query_timeout_s: float = Field(default=5.0, gt=0, le=60)
+    #: The label that names the node; empty: the usual ones are tried.
+    node_label: str = ""
+    #: Nodes are divided among `shards` replicas; this one serves number `shard`.
+    shard: int = Field(default=0, ge=0)
+    shards: int = Field(default=1, ge=1, le=1024)
+    #: Time constant of the smoothing of utilisation; 0: none. Memory is never smoothed.
+    smoothing_s: float = Field(default=1.0, ge=0, le=600)
+    #: A change below these is not told, until `refresh_s` has passed.
+    mib_step: int = Field(default=1, ge=1)
+    util_step: float = Field(default=1.0, ge=0, le=100)
+    refresh_s: float = Field(default=60.0, gt=0)
+    #: A node that Prometheus has not shown for so long has no facts any more.
+    vanish_s: float = Field(default=30.0, gt=0)
+    #: Memory in use on a device that no bound pod is charged for, and for how long, before it is called a leak.
+    leak_mib: int = Field(default=512, ge=1)
+    leak_s: float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _mine(self) -> Self:
+        if self.shard >= self.shards:
+            raise ValueError("DRYSTONE_SHARD must be below DRYSTONE_SHARDS")
+        if not self.prometheus_url.startswith(("http://", "https://")):
+            raise ValueError("DRYSTONE_PROMETHEUS_URL must begin with http:// or https://")
+        return self
+
+    @property
+    def secrets(self) -> list[str]:
+        return [*super().secrets, self.prometheus_token.get_secret_value()]
