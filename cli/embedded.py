@@ -1,6 +1,6 @@
 """`drystone run`: the services in one process, on a simulated cluster, fed with real tasks.
 
-The bus is in memory, the ledger runs its own Lua under an embedded Redis, the API server and the kubelets are simulated;
+The bus is in memory, the ledger runs its own Lua under an embedded Redis, API server and kubelets are simulated;
 everything else is the code of production. Time runs faster: a task of ten minutes takes seconds.
 """
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from libs.store.embedded import embedded_ledger
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -29,6 +28,7 @@ from libs.kube.embedded import EmbeddedCluster
 from libs.kube.sim.kubelet import SimulatedKubelets
 from libs.observe import logs
 from libs.runtime.lifecycle import Service
+from libs.store.embedded import embedded_ledger
 
 #: Share of the replay's time in which tasks arrive; the rest is for those that still run.
 ARRIVING = 0.6
@@ -85,15 +85,14 @@ def _gpus(pod: dict[str, Any]) -> float:
 @asynccontextmanager
 async def services(parts: Parts) -> AsyncIterator[list[Service]]:
     """The services of one installation, serving until the block ends, then stopped in order."""
-    from services.placement.app import build as placement
-    from services.watcher.app import build as watcher
-    from services.watcher.settings import WatcherSettings
-
     from services.binder.app import build as binder
     from services.binder.settings import BinderSettings
+    from services.placement.app import build as placement
     from services.placement.settings import PlacementSettings
     from services.preemptor.app import build as preemptor
     from services.preemptor.settings import PreemptorSettings
+    from services.watcher.app import build as watcher
+    from services.watcher.settings import WatcherSettings
 
     running: list[Service] = [
         watcher(WatcherSettings(), parts),
@@ -107,7 +106,7 @@ async def services(parts: Parts) -> AsyncIterator[list[Service]]:
             group.create_task(service.serve(stop), name=service.name)
         try:
             async with asyncio.timeout(30):
-                while not all(s.health().ready for s in running):
+                while not all(s.health().ready for s in running):  # noqa: ASYNC110 - health is asked, not told
                     await asyncio.sleep(0.02)
             yield running
         finally:
@@ -136,14 +135,15 @@ async def _replay(seconds: float, limit: int, *, quiet: bool) -> dict[str, Any]:
         cluster.call_now("POST", "/api/v1/nodes", json.dumps(node).encode())
     bus = MemoryBus()
     await bus.open()
-    ledger = await embedded_ledger()
+    ledger = embedded_ledger()
+    await ledger.open()
     begun = time.monotonic()
     progress = Progress(sum(len(j.pods) for j in jobs), capacity, begun)
     try:
         async with services(Parts(bus, ledger, cluster)):
             watch = asyncio.create_task(_watch(cluster, progress), name="replay watch")
             try:
-                with _live(progress, speed, quiet) as show:
+                with _Drawing(speed, quiet) as show:
                     await _feed(cluster, jobs, seconds * ARRIVING, progress, show)
                     await _finish(progress, seconds * LIMIT_FACTOR, show)
             finally:
@@ -154,7 +154,7 @@ async def _replay(seconds: float, limit: int, *, quiet: bool) -> dict[str, Any]:
         await bus.close()
         await ledger.close()
         await cluster.close()
-    return _summary(progress, kubelets, cluster, len(jobs), speed, time.monotonic() - begun)
+    return _summary(progress, kubelets, cluster, len(jobs), len(nodes), speed, time.monotonic() - begun)
 
 
 async def _watch(cluster: EmbeddedCluster, progress: Progress) -> None:
@@ -206,8 +206,8 @@ class Show:
         self._live.update(table)
 
 
-class _live:
-    def __init__(self, progress: Progress, speed: float, quiet: bool) -> None:
+class _Drawing:
+    def __init__(self, speed: float, quiet: bool) -> None:
         self._live = None if quiet else Live(console=Console(), refresh_per_second=5, transient=True)
         self._speed = speed
 
@@ -226,6 +226,7 @@ def _summary(
     kubelets: SimulatedKubelets,
     cluster: EmbeddedCluster,
     jobs: int,
+    nodes: int,
     speed: float,
     seconds: float,
 ) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def _summary(
         default="",
     )
     return {
-        "nodes": cluster_nodes(cluster),
+        "nodes": nodes,
         "GPUs": progress.gpus,
         "jobs": jobs,
         "tasks": progress.tasks,
@@ -262,11 +263,6 @@ def _summary(
         "writes": dict(sorted(writes.items())),
         "explained": {"task": explained, "why it waited": progress.waited_because.get(explained, "")},
     }
-
-
-def cluster_nodes(cluster: EmbeddedCluster) -> int:
-    answer = cluster.call_now("GET", "/api/v1/nodes")
-    return len(msgspec.json.decode(answer.body)["items"])
 
 
 def _at(ordered: Sequence[float], share: float) -> float:

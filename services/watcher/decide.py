@@ -232,7 +232,7 @@ class Picture:
                 self._waiting_for_group.pop(uid, None)
                 self._pod(pod.view, None)
 
-    # --- what is to be said ---------------------------------------------------------------------------------------------
+    # --- what is to be said ------------------------------------------------------------------------------------------
 
     def take(self) -> Changes:
         changes, self._changes = self._changes, Changes()

@@ -149,7 +149,7 @@ class Intake:
         except TimeoutError:
             return
 
-    def _rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
+    def _rebalanced(self, _gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
         self._positions.forget(lost)
 
     # -- one event -----------------------------------------------------------------------------------------------------
@@ -191,12 +191,14 @@ class Intake:
                 raise PassingFault(f"job object cannot be read: {why(answer)}")
             duplicate = outcome is Outcome.EXISTS
         elif outcome is Outcome.GONE or outcome is Outcome.REFUSED:
-            return await self._reject(record, tenant, Rejected(why(answer), "", submission.id))
+            await self._reject(record, tenant, Rejected(why(answer), "", submission.id))
+            return
         elif outcome is not Outcome.DONE:
             raise PassingFault(why(answer))
         view = trainingjobs.parse(answer.body)
         if view.spec.hash != submission.hash:
-            return await self._reject(record, tenant, Rejected("this id was used for another job", "id", submission.id))
+            await self._reject(record, tenant, Rejected("this id was used for another job", "id", submission.id))
+            return
         head, tasks = trainingjobs.expand(view, view.status.attempt, self._known())
         out: list[Outgoing] = []
         if not view.ended and not view.deleting:
@@ -211,11 +213,9 @@ class Intake:
 
     async def _cancel(self, record: Incoming, tenant: TenantPolicy, cancel: CancelJob) -> None:
         if cancel.namespace is not None and cancel.namespace not in tenant.namespaces:
-            return await self._reject(
-                record,
-                tenant,
-                Rejected(f"tenant {tenant.name} has no namespace {cancel.namespace}", "namespace", cancel.id),
-            )
+            foreign = f"tenant {tenant.name} has no namespace {cancel.namespace}"
+            await self._reject(record, tenant, Rejected(foreign, "namespace", cancel.id))
+            return
         name = trainingjobs.object_name(tenant.name, cancel.id)
         found = ""
         for namespace in (cancel.namespace,) if cancel.namespace else tenant.namespaces:

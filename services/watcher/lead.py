@@ -92,8 +92,9 @@ class Leadership:
         if self._rebuilding:
             metrics.REBUILDS.inc()
             state = await self._ledger.begin_rebuild(self._term)
-            if state.generation > 1:
-                # Somebody may have written on the strength of the generation before.
+            if self._term > 1:
+                # Somebody may have written on the strength of the data set before. In the first term of the first
+                # leader nobody can have.
                 await self._clock.sleep(self._settings.longest_write_s)
             log.info("rebuilding the ledger", generation=state.generation)
         self._mark = await self._ledger.mark()
