@@ -135,3 +135,10 @@ async def _configs(admin: Any, names: Sequence[str]) -> dict[str, dict[str, str]
                 continue
             configs[name] = {entry[0]: entry[1] for entry in entries}
     return configs
+
+
+async def create_topics(bootstrap: str, replicas: int = 1) -> None:
+    """Every topic of the table on an unsecured broker; raises BusMisconfigured when one that exists has drifted."""
+    drift = await ensure_topics(KafkaSettings(bootstrap), create=True, replicas=replicas)
+    if drift:
+        raise BusMisconfigured(f"Kafka {drift[0]}.")

@@ -69,7 +69,7 @@ async def collecting(bus: MemoryBus, **settings: Any) -> AsyncIterator[tuple[Pro
 
 async def until(true: Callable[[], Any], within_s: float = 5.0) -> None:
     async with asyncio.timeout(within_s):
-        while not true():
+        while not true():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
 
 
