@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tools.fleet import Fleet
-from tools.load import Load, apply_base, node_object, pod_object
+from tools.load import Load, apply_base, create_topics, node_object, pod_object
 from tools.stack import Stack, StackInfo
 
 Report = Callable[[str], None]
@@ -222,14 +222,8 @@ def count_writes(audit_log: Path | None) -> Counter[str]:
 async def prepare(info: StackInfo, load: Load, nodes: int) -> None:
     """Manifests, topics and nodes, as an installation has them before its first job."""
     await asyncio.to_thread(apply_base, info)
-    await asyncio.to_thread(_topics, info)
+    await asyncio.to_thread(create_topics, info)
     await load.create_nodes([node_object(f"node-{n:05d}") for n in range(nodes)])
-
-
-def _topics(info: StackInfo) -> None:
-    from cli.topics import ensure
-
-    ensure(info.kafka_bootstrap)
 
 
 async def run(

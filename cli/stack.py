@@ -10,18 +10,17 @@ import sys
 from pathlib import Path
 
 from tools.fleet import Fleet
-from tools.load import apply_base
+from tools.load import apply_base, create_topics
 from tools.stack import Stack, StackError, StackInfo
 
 
 def up(directory: Path, *, services: bool) -> int:
     from cli.main import CommandError
-    from cli.topics import ensure
 
     try:
         info = Stack(directory, report=_say).up(detached=True)
         apply_base(info)
-        ensure(info.kafka_bootstrap)
+        create_topics(info)
     except StackError as error:
         raise CommandError(str(error)) from error
     if services:

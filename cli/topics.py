@@ -1,37 +1,28 @@
-"""`drystone topics`: Drystone's topics on a broker, created and checked. Nothing that exists is changed."""
+"""`drystone topics`: make the topics, or say how they differ from the table."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 
-import typer
-
-from cli.main import CommandError
-from libs.bus.admin import create_topics, ensure_topics
-from libs.bus.port import BusMisconfigured, BusUnavailable
-from libs.contracts.topics import ALL
-from libs.host.open import kafka_settings
-from libs.host.settings import CommonSettings, WrongSettings, read_settings
+from libs.bus.admin import Drift, ensure_topics
+from libs.bus.port import BusUnavailable
+from libs.bus.settings import KafkaSettings
 
 
 def check(bootstrap: str, *, create: bool, replicas: int) -> int:
-    """Exit code 0 when every topic is as it must be; 1 with a list of what is not. How to authenticate is read from
-    the environment, as the services read it."""
+    from cli.main import CommandError
+
     try:
-        settings = read_settings(CommonSettings).model_copy(update={"kafka_bootstrap": bootstrap})
-        drift = asyncio.run(ensure_topics(kafka_settings("topics", settings), create=create, replicas=replicas))
-    except (WrongSettings, BusUnavailable, BusMisconfigured) as error:
-        raise CommandError(str(error)) from error
-    for found in drift:
-        typer.echo(f"drift: {found}")
-    if not drift:
-        typer.echo(f"{len(ALL)} topics are as they must be")
+        drift = asyncio.run(_ensure(bootstrap, create=create, replicas=replicas))
+    except BusUnavailable as fault:
+        raise CommandError(f"no broker answers at {bootstrap}: {fault}") from fault
+    for difference in drift:
+        sys.stdout.write(f"{difference}\n")
+    sys.stdout.write("topics differ\n" if drift else "topics are as they must be\n")
     return 1 if drift else 0
 
 
-def ensure(bootstrap: str) -> None:
-    """Make the topics on a broker of our own, that has one node and no security."""
-    try:
-        asyncio.run(create_topics(bootstrap))
-    except (BusUnavailable, BusMisconfigured) as error:
-        raise CommandError(str(error)) from error
+async def _ensure(bootstrap: str, *, create: bool, replicas: int) -> list[Drift]:
+    settings = KafkaSettings(bootstrap=bootstrap, client_id="drystone-topics", source="drystone/topics")
+    return await ensure_topics(settings, create=create, replicas=replicas)

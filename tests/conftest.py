@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,8 +14,7 @@ from tools.stack import Stack, StackInfo
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """API server, etcd, Kafka, Redis, Prometheus, garbage collector and fake kubelets, with manifests and topics."""
-    from libs.bus.admin import create_topics
-    from tools.load import apply_base
+    from tools.load import apply_base, create_topics
 
     running = Stack(
         tmp_path_factory.mktemp("stack"),
@@ -25,7 +23,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     info = running.up()
     try:
         apply_base(info)
-        asyncio.run(create_topics(info.kafka_bootstrap))
+        create_topics(info)
         yield running
     finally:
         running.down()

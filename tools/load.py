@@ -14,8 +14,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-from libs.kube.client import KubeClient
 
+from libs.bus.admin import ensure_topics
+from libs.bus.settings import KafkaSettings
+from libs.kube.client import KubeClient
 from libs.kube.port import WatchBroken, WatchGone
 from tools.stack import StackInfo
 from tools.stack.toolbox import need
@@ -255,6 +257,14 @@ class _List(msgspec.Struct):
 
 
 _DECODE = msgspec.json.Decoder(_Pod).decode
+
+
+def create_topics(info: StackInfo) -> None:
+    """All topics of the table; raises LoadError if one that exists has another shape."""
+    settings = KafkaSettings(bootstrap=info.kafka_bootstrap, client_id="drystone-tools", source="drystone/tools")
+    drift = asyncio.run(ensure_topics(settings, create=True))
+    if drift:
+        raise LoadError("; ".join(map(str, drift)))
 
 
 class LoadError(Exception):
