@@ -38,8 +38,7 @@ async def run(size: int, nodes: int, runs: int, *, report: Callable[[str], None]
                         report(f"gang of {size}: {gangs[-1]:.2f} s{' (warm-up)' if n == 0 else ''}")
                         await load.delete_pods()
                         await asyncio.sleep(1.0)
-                    for n in range(10):
-                        never.append(await _hopeless(load, f"hopeless-{n}"))
+                    never.extend([await _hopeless(load, f"hopeless-{n}") for n in range(10)])
                     report(f"hopeless job: Never after {statistics.median(never):.3f} s, at most {max(never):.3f} s")
         finally:
             await asyncio.to_thread(stack.down)
