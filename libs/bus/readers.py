@@ -103,9 +103,13 @@ class Reader:
 
     async def close(self) -> None:
         self._closed = True
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait({self._starting})
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait({starting})
+            # It may have been ready already, with nobody to take it.
+            if not starting.cancelled() and starting.exception() is None:
+                await _discard(starting.result())
         consumer, self._consumer = self._consumer, None
         await _discard(consumer)
 
@@ -128,10 +132,13 @@ class Reader:
             return False
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name=f"start {self._name}")
-        done, _ = await asyncio.wait({self._starting}, timeout=max(wait_s, 0.001))
+        starting = self._starting
+        done, _ = await asyncio.wait({starting}, timeout=max(wait_s, 0.001))
         if not done:
             return False
-        starting, self._starting = self._starting, None
+        if self._starting is not starting:  # another call of batch, or close, has taken the result
+            return self._consumer is not None
+        self._starting = None
         if starting.cancelled():
             return False
         error = starting.exception()

@@ -1,0 +1,180 @@
+"""The bus on a real broker: hand-over between members, faults of the broker, drift."""
+
+import asyncio
+import statistics
+import time
+import uuid
+
+import pytest
+
+from libs.bus.admin import check_topics, ensure_topics
+from libs.bus.kafka import KafkaBus, KafkaSettings
+from libs.bus.port import BusMisconfigured, BusUnavailable, Incoming, Outgoing
+from libs.bus.readers import KafkaGroupReader
+from libs.contracts.topics import Topic
+from tools.stack import Stack, StackInfo
+
+pytestmark = pytest.mark.real
+
+
+async def a_bus(info: StackInfo, **kind: object) -> tuple[KafkaBus, str]:
+    """An open bus with one topic of its own."""
+    topic = Topic(f"t-{uuid.uuid4().hex[:8]}", 4, **kind)  # type: ignore[arg-type]
+    settings = KafkaSettings(info.kafka_bootstrap, publish_s=5.0)
+    assert await ensure_topics(settings, create=True, topics=[topic], replicas=1) == []
+    bus = KafkaBus(settings, [topic])
+    await bus.open()
+    return bus, topic.name
+
+
+def records(topic: str, count: int, partition: int | None = None) -> list[Outgoing]:
+    return [Outgoing(topic, f"k{n}", f"{n}".encode(), "t", partition, headers={"cause": "c"}) for n in range(count)]
+
+
+async def read(reader: KafkaGroupReader, count: int, within_s: float = 20.0) -> list[Incoming]:
+    found: list[Incoming] = []
+    async with asyncio.timeout(within_s):
+        while len(found) < count:
+            found += await reader.batch(500, 0.2)
+    return found
+
+
+async def joined(*readers: KafkaGroupReader, places: int) -> None:
+    """Polling until the members own everything between them, each some of it."""
+    async with asyncio.timeout(30):
+        while sum(len(r.owned) for r in readers) != places or not all(r.owned for r in readers):
+            await asyncio.gather(*(reader.batch(1, 0.05) for reader in readers))
+
+
+async def test_what_was_not_committed_goes_to_the_member_that_is_left(info: StackInfo) -> None:
+    bus, topic = await a_bus(info)
+    moves: list[tuple[int, int]] = []
+    first = bus.group(topic, [topic])
+    second = bus.group(topic, [topic], rebalanced=lambda gained, lost: moves.append((len(gained), len(lost))))
+    try:
+        await joined(first, second, places=4)
+        assert not first.owned & second.owned
+        await bus.publisher().publish(records(topic, 100))
+        committed = {(r.topic, r.partition): r.offset + 1 for r in await first.batch(10, 2)}
+        assert committed
+        await first.batch(500, 1)  # in hand, never finished
+        await first.done(committed)
+        done = sum(committed.values())
+        await first.close()
+        rest: list[Incoming] = []
+        async with asyncio.timeout(20):
+            while len({(r.partition, r.offset) for r in rest}) < 100 - done:
+                rest += await second.batch(500, 0.2)
+        assert second.owned == {(topic, partition) for partition in range(4)}
+        assert sum(gained - lost for gained, lost in moves) == 4
+        assert not {(r.partition, r.offset) for r in rest} & {
+            (place[1], offset) for place, end in committed.items() for offset in range(end)
+        }
+    finally:
+        await bus.close()
+
+
+async def test_seek_reads_again_and_explicit_partitions_are_kept(info: StackInfo) -> None:
+    bus, topic = await a_bus(info)
+    try:
+        reader = bus.group(topic, [topic])
+        await joined(reader, places=4)
+        await bus.publisher().publish(records(topic, 5, partition=3))
+        assert {r.partition for r in await read(reader, 5)} == {3}
+        reader.seek(topic, 3, 2)
+        assert [r.offset for r in await read(reader, 3)] == [2, 3, 4]
+    finally:
+        await bus.close()
+
+
+async def test_a_follower_catches_up_and_follows_given_partitions_from_their_end(info: StackInfo) -> None:
+    bus, topic = await a_bus(info, compacted=True)
+    try:
+        await bus.publisher().publish(records(topic, 40))
+        everything = bus.follow([topic], from_start=True)
+        seen = 0
+        async with asyncio.timeout(20):
+            while not everything.caught_up:
+                seen += len(await everything.batch(7, 0.2))
+        assert seen == 40
+        some = bus.follow([topic], from_start=False)
+        some.assign({(topic, 1)}, at_end=True)
+        async with asyncio.timeout(20):
+            while not some.caught_up:
+                assert not await some.batch(10, 0.1)
+        await bus.publisher().publish([*records(topic, 3, partition=1), *records(topic, 3, partition=2)])
+        got: list[Incoming] = []
+        async with asyncio.timeout(10):
+            while len(got) < 3:
+                got += await some.batch(10, 0.2)
+        assert {r.partition for r in got} == {1}
+    finally:
+        await bus.close()
+
+
+async def test_a_record_on_an_idle_bus_reaches_its_reader_within_milliseconds(info: StackInfo) -> None:
+    bus, topic = await a_bus(info)
+    try:
+        reader = bus.group(topic, [topic])
+        await joined(reader, places=4)
+        took: list[float] = []
+
+        async def reading() -> None:
+            while len(took) < 40:
+                batch = await reader.batch(10, 1.0)
+                took.extend(time.perf_counter() - float(record.value or b"0") for record in batch)
+
+        task = asyncio.create_task(reading())
+        for n in range(40):
+            await asyncio.sleep(0.03)
+            now = str(time.perf_counter()).encode()
+            await bus.publisher().publish([Outgoing(topic, "k", now, "t", n % 4)])
+        async with asyncio.timeout(10):
+            await task
+        assert statistics.median(took) < 0.025
+    finally:
+        await bus.close()
+
+
+async def test_a_broker_that_pauses_costs_time_and_loses_nothing(info: StackInfo, stack: Stack) -> None:
+    bus, topic = await a_bus(info)
+    try:
+        reader = bus.group(topic, [topic])
+        await joined(reader, places=4)
+        await bus.publisher().publish(records(topic, 1, partition=0))
+        await asyncio.to_thread(stack.kill_part, "kafka")
+        with pytest.raises(BusUnavailable):
+            await bus.publisher().publish(records(topic, 1, partition=1))
+        await asyncio.to_thread(stack.start_part, "kafka")
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await bus.publisher().publish(records(topic, 1, partition=2))
+                    break
+                except BusUnavailable:
+                    await asyncio.sleep(0.2)
+        got: set[int] = set()
+        async with asyncio.timeout(60):
+            while not {0, 2} <= got:
+                got |= {r.partition for r in await reader.batch(10, 0.5)}
+        async with asyncio.timeout(30):
+            while not bus.healthy:
+                await reader.batch(10, 0.5)
+    finally:
+        await bus.close()
+
+
+async def test_drift_is_told_and_refused_at_start(info: StackInfo) -> None:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    settings = KafkaSettings(info.kafka_bootstrap)
+    await ensure_topics(settings, create=True, topics=[Topic(name, 2)], replicas=1)
+    wanted = Topic(name, 3, compacted=True)
+    drift = await ensure_topics(settings, create=True, topics=[wanted], replicas=1)
+    assert {(d.what, d.found, d.wanted) for d in drift} == {
+        ("partitions", "2", "3"),
+        ("cleanup.policy", "delete", "compact"),
+    }
+    with pytest.raises(BusMisconfigured, match=f"topic {name}: partitions is 2, must be 3"):
+        await KafkaBus(settings, [wanted]).open()
+    with pytest.raises(BusMisconfigured, match="is missing"):
+        await check_topics(settings, [Topic("never-made", 1)])
