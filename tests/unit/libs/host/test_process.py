@@ -1,0 +1,92 @@
+"""A process: one sentence for a wrong configuration, an orderly end for a signal."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libs.host import process
+from libs.host.parts import Parts, not_opened
+from libs.host.settings import CommonSettings, WrongSettings, read_settings
+from libs.runtime.lifecycle import Health
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("KAFKA_BOOTSTRAP", "kafka", "DRYSTONE_KAFKA_BOOTSTRAP must be host:port"),
+        ("REDIS_URL", "redis.example:6379", "DRYSTONE_REDIS_URL must begin with"),
+        ("HTTP_PORT", "eighty", "DRYSTONE_HTTP_PORT: input should be a valid integer"),
+        ("KUBECONFIG", "/not/there", "DRYSTONE_KUBECONFIG names no readable file"),
+        ("KAFKA_SECURITY", "SASL_SSL", "SASL needs DRYSTONE_KAFKA_SASL_USERNAME"),
+        ("KAFKA_CA_FILE", "/not/there", "DRYSTONE_KAFKA_CA_FILE names no readable file"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str) -> None:
+    monkeypatch.setenv("DRYSTONE_" + name, value)
+    with pytest.raises(WrongSettings) as refused:
+        read_settings(CommonSettings)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_secrets_are_not_in_what_settings_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRYSTONE_REDIS_PASSWORD", "hunter2")
+    assert "hunter2" not in repr(read_settings(CommonSettings))
+
+
+def test_a_part_that_was_not_opened_says_so() -> None:
+    kube = not_opened("kube", "metrics-collector")
+    with pytest.raises(AttributeError, match="metrics-collector does not open the kube"):
+        kube.call  # noqa: B018
+
+
+def test_a_service_process_refuses_a_wrong_setting_without_a_trace() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "services.metrics_collector"],
+        env={**os.environ, "DRYSTONE_SHARD": "4"},
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "metrics-collector: DRYSTONE_SHARD must be below DRYSTONE_SHARDS.\n"
+
+
+class _Worker:
+    name = "worker"
+
+    def __init__(self, *, faulty: bool = False, returns: bool = False) -> None:
+        self.faulty, self.returns = faulty, returns
+        self.finished = False
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        if self.faulty:
+            raise OSError("disk on fire")
+        if not self.returns:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stop.wait()
+            await asyncio.sleep(0.05)  # what is in hand
+        self.finished = True
+
+    def health(self) -> Health:
+        return Health(ready=True)
+
+
+@pytest.mark.parametrize(("worker", "code"), [(_Worker(), 0), (_Worker(faulty=True), 1), (_Worker(returns=True), 1)])
+def test_exit_codes_tell_an_ordinary_stop_from_a_fault(
+    monkeypatch: pytest.MonkeyPatch, worker: _Worker, code: int
+) -> None:
+    monkeypatch.setenv("DRYSTONE_HTTP_PORT", "0")
+
+    def build(_settings: CommonSettings, _parts: Parts) -> _Worker:
+        return worker
+
+    assert process.main("worker", CommonSettings, build, needs=()) == code
+    assert worker.finished == (not worker.faulty)

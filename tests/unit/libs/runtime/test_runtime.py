@@ -1,0 +1,116 @@
+"""Tasks that must not end, pauses that must not fall into step, writes that must not pass each other."""
+
+import asyncio
+import random
+
+import pytest
+
+from libs.runtime.backoff import Backoff
+from libs.runtime.merge import MergeQueue, Put
+from libs.runtime.phases import Phase, run_phases
+from libs.runtime.tasks import EndedTask, never_ends, run_until, supervised
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_an_eternal_task_that_returns_is_an_error() -> None:
+    with pytest.raises(EndedTask, match="'pod watch'"):
+        await never_ends(asyncio.sleep(0), "pod watch")
+
+
+async def test_stop_ends_all_tasks_and_a_fault_ends_them_too() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, stop.set)
+    await run_until(stop, {"a": _for_ever(), "b": _for_ever()})
+
+    async def fails() -> None:
+        raise RuntimeError("disk on fire")
+
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        await run_until(asyncio.Event(), {"a": _for_ever(), "b": fails()})
+
+
+async def test_a_supervised_task_is_started_again_with_growing_pauses_but_unknown_faults_pass() -> None:
+    pauses: list[float] = []
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def wall(self) -> float:
+            return self.now
+
+        async def sleep(self, seconds: float) -> None:
+            pauses.append(seconds)
+
+    runs = 0
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        if runs > 3:
+            raise KeyError("not ours to cure")
+        raise ConnectionError
+
+    with pytest.raises(KeyError):
+        await supervised(work, "w", backoff=Backoff(1, 100), passing=(ConnectionError,), clock=Clock())
+    assert runs == 4
+    assert 0.5 <= pauses[0] <= 1 <= pauses[1] <= 2 <= pauses[2] <= 4
+
+
+def test_backoff_is_capped_jittered_and_never_overflows() -> None:
+    backoff = Backoff(0.1, 5.0, random.Random(1))
+    pauses = [backoff.next() for _ in range(2000)]
+    assert max(pauses) <= 5.0
+    assert len(set(pauses[100:])) > 1000
+    backoff.reset()
+    assert backoff.next() <= 0.1
+
+
+async def test_five_changes_of_one_job_are_one_write_and_two_never_overtake() -> None:
+    queue: MergeQueue[str, int] = MergeQueue(limit=2)
+    assert queue.put("job", 1) is Put.QUEUED
+    assert [queue.put("job", n) for n in range(2, 6)] == [Put.MERGED] * 4
+    assert await queue.take(10) == [("job", 5)]
+    assert queue.put("job", 6) is Put.QUEUED
+    assert queue.take_ready(10) == []  # the first write is still under way
+    queue.done("job")
+    assert queue.take_ready(10) == [("job", 6)]
+    queue.done("job")
+    assert len(queue) == 0
+
+
+async def test_a_full_merge_queue_says_so_and_waiting_takers_wake() -> None:
+    queue: MergeQueue[str, int] = MergeQueue(limit=1, merge=lambda old, new: None if old == new else new)
+    taking = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.put("a", 1)
+    assert await taking == [("a", 1)]
+    assert queue.put("b", 1) is Put.QUEUED
+    assert queue.put("c", 1) is Put.FULL
+    assert queue.put("b", 1) is Put.SKIPPED
+    assert queue.put("c", 1) is Put.QUEUED
+
+
+async def test_a_phase_over_budget_or_failing_keeps_no_later_one_from_running() -> None:
+    done: list[str] = []
+
+    async def fails() -> None:
+        raise OSError("gone")
+
+    async def closes() -> None:
+        done.append("closed")
+
+    results = await run_phases(
+        [Phase("stop intake", 0.01, _for_ever), Phase("flush", 1, fails), Phase("close", 1, closes)]
+    )
+    assert [(r.name, r.fault) for r in results] == [
+        ("stop intake", "over budget"),
+        ("flush", "OSError('gone')"),
+        ("close", ""),
+    ]
+    assert done == ["closed"]
