@@ -22,6 +22,7 @@ from libs.bus.admin import ensure_topics
 from libs.bus.kafka import KafkaBus, KafkaSettings
 from libs.bus.port import Outgoing
 from libs.contracts.topics import CLUSTER, TASKS
+from libs.observe import logs
 from tools.stack import Stack
 
 _RECORDS = 20_000
@@ -102,6 +103,7 @@ def main() -> int:
     parser.add_argument("--bootstrap", help="a broker that runs; else one is started")
     parser.add_argument("--json", action="store_true", help="figures as JSON")
     chosen = parser.parse_args()
+    logs.configure(level="WARNING", format="console")  # to stderr: stdout has the figures alone
     if chosen.bootstrap:
         found = uvloop.run(measure(chosen.bootstrap))
     else:
