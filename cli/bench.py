@@ -10,7 +10,7 @@ from typing import Any
 
 def pipeline(nodes: int, pods: int, against: str, runs: int, as_json: bool) -> int:
     from bench.pipeline import run
-    from cli.main import CommandError
+    from cli.errors import CommandError
 
     if against not in ("", "kube-scheduler"):
         raise CommandError(f"--against knows kube-scheduler, not {against!r}")

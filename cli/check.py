@@ -13,18 +13,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.store.redis import RedisLedger
-
+from cli.access import with_cluster
+from cli.errors import CommandError
 from libs.domain.nodes import Node
 from libs.domain.queues import ancestors
 from libs.domain.resources import WHOLE
 from libs.domain.usage import NodeUse, QueueUse
-from libs.kube.client import KubeClient
 from libs.kube.grouping import job_key
 from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
+from libs.kube.port import Kube
 from libs.kube.writes import NODES, list_all, pods_path
-from libs.store.port import Holder, Ledger
+from libs.store.port import Holder, Ledger, LedgerMisconfigured, LedgerUnavailable
+from libs.store.redis import RedisLedger
 
 SETTLE_S = 2.0
 
@@ -154,7 +155,7 @@ def _gangs(seen: Seen) -> Iterable[Violation]:
             yield Violation("gang below its minimum holds room", job, f"{len(members)} of {minimum}")
 
 
-async def look(kube: KubeClient, ledger: Ledger) -> Seen:
+async def look(kube: Kube, ledger: Ledger) -> Seen:
     """One read of both sides, pages and all."""
     nodes = {n.name: n for n in map(parse_node, (await list_all(kube, NODES)).items)}
     pods = [parse_pod(raw) for raw in (await list_all(kube, pods_path())).items]
@@ -177,7 +178,7 @@ async def look(kube: KubeClient, ledger: Ledger) -> Seen:
     return Seen(nodes, pods, holders, node_use, queue_use)
 
 
-async def violations(kube: KubeClient, ledger: Ledger, *, settle_s: float = SETTLE_S) -> list[Violation]:
+async def violations(kube: Kube, ledger: Ledger, *, settle_s: float = SETTLE_S) -> list[Violation]:
     """Confirmed ones only."""
     first = laws(await look(kube, ledger))
     if not first:
@@ -188,17 +189,17 @@ async def violations(kube: KubeClient, ledger: Ledger, *, settle_s: float = SETT
 
 
 def check(kubeconfig: Path | None, redis: str, as_json: bool) -> int:
-    async def body() -> list[Violation]:
-        kube = KubeClient.from_kubeconfig(kubeconfig)
+    async def body(kube: Kube, _namespace: str) -> list[Violation]:
         ledger = RedisLedger(redis)
         try:
             await ledger.open()
             return await violations(kube, ledger)
+        except (LedgerUnavailable, LedgerMisconfigured) as error:
+            raise CommandError(str(error)) from None
         finally:
             await ledger.close()
-            await kube.close()
 
-    found = asyncio.run(body())
+    found = with_cluster(kubeconfig, body)
     if as_json:
         rows = [{"law": v.law, "about": v.about, "detail": v.detail} for v in found]
         sys.stdout.write(json.dumps({"broken": rows}, indent=2) + "\n")

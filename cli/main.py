@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from cli.errors import CommandError
+
 app = typer.Typer(
     help="Drystone fits AI-training jobs onto GPU clusters on Kubernetes.",
     no_args_is_help=True,
@@ -26,10 +28,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; else $KUBECONFIG, else ~/.kube/config.")]
 StackDir = Annotated[Path, typer.Option("--dir", help="Where the stack keeps its state.")]
 DEFAULT_STACK = Path("var/stack")
-
-
-class CommandError(Exception):
-    """One sentence for the user; the command ends with status 1."""
 
 
 @app.command()

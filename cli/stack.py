@@ -15,7 +15,7 @@ from tools.stack import Stack, StackError, StackInfo
 
 
 def up(directory: Path, *, services: bool) -> int:
-    from cli.main import CommandError
+    from cli.errors import CommandError
 
     try:
         info = Stack(directory, report=_say).up(detached=True)
@@ -30,7 +30,7 @@ def up(directory: Path, *, services: bool) -> int:
 
 
 def down(directory: Path) -> int:
-    from cli.main import CommandError
+    from cli.errors import CommandError
 
     noted = directory / "services" / "fleet.json"
     if noted.exists():
@@ -45,7 +45,7 @@ def down(directory: Path) -> int:
 
 
 def status(directory: Path) -> int:
-    from cli.main import CommandError
+    from cli.errors import CommandError
 
     try:
         _print(StackInfo.load(directory))

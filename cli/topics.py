@@ -11,7 +11,7 @@ from libs.bus.settings import KafkaSettings
 
 
 def check(bootstrap: str, *, create: bool, replicas: int) -> int:
-    from cli.main import CommandError
+    from cli.errors import CommandError
 
     try:
         drift = asyncio.run(_ensure(bootstrap, create=create, replicas=replicas))
