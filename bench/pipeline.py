@@ -183,7 +183,7 @@ async def _round(load: Load, side: Side, name: str, pods: int, figures: Figures,
 
 async def _count_writes(directory: Path, nodes: int, pods: int, report: Report) -> dict[str, Any]:
     """Writes of our accounts per task, from the API server's audit log; leases are not counted."""
-    stack = Stack(directory / "audited", parts=("etcd", "apiserver", "kafka", "redis"), audit=True)
+    stack = Stack(directory / "audited", parts=("etcd", "apiserver", "kafka", "redis", "prometheus"), audit=True)
     info = await asyncio.to_thread(stack.up)
     try:
         async with Load.of(info) as load:
