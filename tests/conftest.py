@@ -1,14 +1,21 @@
-"""The real parts, started once per run, for tests marked `real`; each test works in a namespace of its own."""
+"""The real parts and the services, started once per run, for tests marked `real`; each test has its own namespace."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tools.stack import Stack, StackInfo
+
+if TYPE_CHECKING:
+    from tests.e2e.world import World
+    from tools.fleet import Fleet
 
 
 @pytest.fixture(scope="session")
@@ -19,11 +26,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     running = Stack(
         tmp_path_factory.mktemp("stack"),
         parts=("etcd", "apiserver", "kafka", "redis", "prometheus", "controller-manager", "kwok"),
+        audit=True,
     )
     info = running.up()
     try:
         apply_base(info)
-        create_topics(info)
+        _aside(create_topics, info)
         yield running
     finally:
         running.down()
@@ -47,6 +55,35 @@ async def namespace(info: StackInfo) -> AsyncIterator[str]:
         yield name
         await load.delete_jobs(name)
         await load.delete_pods(name)
+
+
+@pytest.fixture(scope="session")
+def fleet(info: StackInfo, logs: Path) -> Iterator[Fleet]:
+    """The five services, one replica of each, as processes under their own accounts."""
+    from tools.fleet import Fleet
+
+    running = Fleet(info, logs)
+    try:
+        _aside(lambda: asyncio.run(running.start(limit_s=90.0)))
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+async def world(info: StackInfo, fleet: Fleet, namespace: str) -> AsyncIterator[World]:
+    """Nodes, pods, queues and jobs of one test on the running system; afterwards the laws hold and nothing is left."""
+    from tests.e2e.world import World
+
+    async with World.of(info, fleet, namespace) as opened:
+        yield opened
+        await opened.holds()
+
+
+def _aside(work: Callable[..., object], *arguments: object) -> None:
+    """In a thread of its own: asyncio.run would take away the event loop that the plugin has set for this one."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(work, *arguments).result()
 
 
 @pytest.fixture(scope="session")
