@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from libs.contracts.podsecurity import insecure, insecure_annotations
 from libs.domain import keys
 
 MOST_BYTES: Final = 512 * 1024
@@ -36,6 +37,8 @@ class TenantPolicy(_Model):
     #: Queues must be this one or below it; empty allows all.
     queue: str = ""
     max_tasks: Annotated[int, Field(ge=1)] = 10_000
+    #: Unfinished jobs at a time; more are refused with a status. None: as many as come.
+    max_pending_jobs: Annotated[int, Field(ge=1)] | None = None
     pod_security: Literal["restricted", "baseline"] = "restricted"
 
 
@@ -141,6 +144,22 @@ def parse_submit(raw: bytes | None, tenant: TenantPolicy) -> Submission | Reject
     return _accept(job, tenant)
 
 
+class _Named(msgspec.Struct):
+    id: Any = None
+
+
+_named: Final = msgspec.json.Decoder(_Named)
+
+
+def job_id(raw: bytes | None) -> str:
+    """The id that an event names, empty where it cannot be read: enough to keep the events of one job in order."""
+    try:
+        said = _named.decode(raw or b"").id
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return ""
+    return said if isinstance(said, str) else ""
+
+
 def parse_cancel(raw: bytes | None) -> CancelJob | Rejected:
     said = _decode(raw)
     if isinstance(said, Rejected):
@@ -193,6 +212,8 @@ def _accept(job: SubmitJob, tenant: TenantPolicy) -> Submission | Rejected:
         return Rejected(f"tenant {tenant.name} has no namespace {namespace}", "namespace", job.id)
     if tenant.queue and job.queue and job.queue != tenant.queue and not job.queue.startswith(tenant.queue + "/"):
         return Rejected(f"tenant {tenant.name} has no queue {job.queue}", "queue", job.id)
+    if job.priority.startswith("system-"):
+        return Rejected("priority classes of the system are not for jobs", "priority", job.id)
     tasks = sum(r.replicas for r in job.roles)
     if tasks > tenant.max_tasks:
         return Rejected(f"{tasks} tasks; tenant {tenant.name} may have {tenant.max_tasks}", "roles", job.id)
@@ -241,6 +262,9 @@ def _template(said: dict[str, Any], path: str, tenant: TenantPolicy) -> dict[str
         forged = _RESERVED & marks.keys()
         if forged:
             return Rejected(f"{min(forged)} is written by Drystone", f"{path}.metadata.{group}")
+        marked = insecure_annotations(marks) if group == "annotations" else None
+        if marked is not None:
+            return Rejected(marked.reason, f"{path}.metadata.{marked.path}")
     wrong_field = insecure(said["spec"], tenant.pod_security)
     if wrong_field is not None:
         return Rejected(wrong_field.reason, f"{path}.spec.{wrong_field.path}")
@@ -280,104 +304,3 @@ def _long(short: ShortTemplate) -> dict[str, Any]:
             "containers": [container],
         },
     }
-
-
-# --- Pod Security Standards, https://kubernetes.io/docs/concepts/security/pod-security-standards/ ---------------------
-
-_ADDABLE: Final = frozenset(
-    [
-        "AUDIT_WRITE",
-        "CHOWN",
-        "DAC_OVERRIDE",
-        "FOWNER",
-        "FSETID",
-        "KILL",
-        "MKNOD",
-        "NET_BIND_SERVICE",
-        "SETFCAP",
-        "SETGID",
-        "SETPCAP",
-        "SETUID",
-        "SYS_CHROOT",
-    ]
-)
-_PLAIN_VOLUMES: Final = frozenset(
-    {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-)
-
-
-def insecure(spec: dict[str, Any], profile: str) -> Rejected | None:
-    """The first field of a pod spec that the profile (`baseline` or `restricted`) does not allow."""
-    for field in ("hostNetwork", "hostPID", "hostIPC", "hostUsers"):
-        if spec.get(field) and field != "hostUsers":
-            return Rejected("host namespaces are not allowed", field)
-    if spec.get("nodeName"):
-        return Rejected("the node is chosen by Drystone", "nodeName")
-    if spec.get("schedulerName") not in (None, keys.SCHEDULER_NAME):
-        return Rejected("another scheduler is named", "schedulerName")
-    containers = spec.get("containers")
-    if not isinstance(containers, list) or not containers:
-        return Rejected("at least one container is needed", "containers")
-    pod_context = _mapping(spec.get("securityContext"))
-    if pod_context is None:
-        return Rejected("is no object", "securityContext")
-    for volume in _items(spec.get("volumes")):
-        kinds = volume.keys() - {"name"} if isinstance(volume, dict) else {"?"}
-        if "hostPath" in kinds or (profile == "restricted" and kinds - _PLAIN_VOLUMES):
-            return Rejected(f"a volume of kind {min(kinds)} is not allowed", "volumes")
-    for group in ("containers", "initContainers", "ephemeralContainers"):
-        for n, container in enumerate(_items(spec.get(group))):
-            found = _insecure_container(container, pod_context, profile)
-            if found is not None:
-                return Rejected(found.reason, f"{group}.{n}.{found.path}")
-    if pod_context.get("sysctls"):
-        return Rejected("sysctls are not allowed", "securityContext.sysctls")
-    return None
-
-
-def _insecure_container(container: Any, pod: dict[str, Any], profile: str) -> Rejected | None:
-    if not isinstance(container, dict):
-        return Rejected("is no object", "")
-    context = _mapping(container.get("securityContext"))
-    if context is None:
-        return Rejected("is no object", "securityContext")
-    if context.get("privileged"):
-        return Rejected("privileged containers are not allowed", "securityContext.privileged")
-    if context.get("procMount") not in (None, "Default"):
-        return Rejected("only the default procMount is allowed", "securityContext.procMount")
-    for port in _items(container.get("ports")):
-        if isinstance(port, dict) and port.get("hostPort"):
-            return Rejected("host ports are not allowed", "ports")
-    capabilities = _mapping(context.get("capabilities")) or {}
-    added = {str(c) for c in _items(capabilities.get("add"))}
-    allowed = _ADDABLE if profile == "baseline" else {"NET_BIND_SERVICE"}
-    if added - allowed:
-        return Rejected(f"capability {min(added - allowed)} is not allowed", "securityContext.capabilities.add")
-    for where in (context, pod):
-        seccomp = (_mapping(where.get("seccompProfile")) or {}).get("type")
-        if seccomp == "Unconfined":
-            return Rejected("an unconfined seccomp profile is not allowed", "securityContext.seccompProfile")
-    if profile != "restricted":
-        return None
-    if context.get("allowPrivilegeEscalation") is not False:
-        return Rejected("must be false", "securityContext.allowPrivilegeEscalation")
-    if context.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
-        return Rejected("must be true", "securityContext.runAsNonRoot")
-    if context.get("runAsUser", pod.get("runAsUser")) == 0:
-        return Rejected("must not be 0", "securityContext.runAsUser")
-    if "ALL" not in _items(capabilities.get("drop")):
-        return Rejected("must drop ALL", "securityContext.capabilities.drop")
-    if not (context.get("seccompProfile") or pod.get("seccompProfile")):
-        return Rejected("must be RuntimeDefault or Localhost", "securityContext.seccompProfile")
-    return None
-
-
-def _mapping(value: Any) -> dict[str, Any] | None:
-    """{} for an absent one, None for what is no object."""
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) else None
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

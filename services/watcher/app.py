@@ -11,7 +11,7 @@ import asyncio
 import structlog
 
 from libs.host.parts import Parts
-from libs.kube.grouping import NOTHING_KNOWN, Known
+from libs.kube.grouping import Known
 from libs.kube.lease import LeaderLease
 from libs.runtime.backoff import Backoff
 from libs.runtime.lifecycle import Health
@@ -20,6 +20,7 @@ from libs.runtime.tasks import never_ends
 from libs.store.port import LedgerUnavailable, StaleGeneration
 from services.watcher import metrics
 from services.watcher.intake import Intake
+from services.watcher.knowledge import Knowledge
 from services.watcher.lead import Leadership, LedgerLost
 from services.watcher.settings import WatcherSettings
 
@@ -41,6 +42,7 @@ class Watcher:
             renew_s=settings.renew_s,
         )
         self._leadership: Leadership | None = None
+        self._knowledge = Knowledge(settings.tenant_by_namespace)
         self._intake = Intake(parts.kube, parts.bus, settings, parts.clock, self._known)
         self._stopping = False
 
@@ -50,7 +52,9 @@ class Watcher:
                 tasks.create_task(never_ends(self._lease.run(), "lease"), name="lease"),
                 tasks.create_task(never_ends(self._lead(), "leader"), name="leader"),
             ]
-            intake = tasks.create_task(self._intake.run(stop), name="job events")
+            follow = self._knowledge.follow(self._parts.bus, self._parts.clock, self._leads)
+            eternal.append(tasks.create_task(never_ends(follow, "knowledge"), name="knowledge"))
+            intake = tasks.create_task(self._take_job_events(stop), name="job events")
             await stop.wait()
             self._stopping = True
             # What is not finished by then was not committed and comes again.
@@ -87,9 +91,24 @@ class Watcher:
                 self._leadership = None
                 metrics.LEADER.set(0)
 
-    def _known(self) -> Known:
-        """What the leader has seen; a replica that stands by resolves queues later, from the object."""
-        return self._leadership.picture.known if self._leadership is not None else NOTHING_KNOWN
+    async def _take_job_events(self, stop: asyncio.Event) -> None:
+        """Queues and priorities are known first, if the broker lets us: a hint without them names the wrong ones."""
+        try:
+            async with asyncio.timeout(5.0):
+                await self._knowledge.ready.wait()
+        except TimeoutError:
+            log.warning("the topic's content is not known yet, job events are taken without it")
+        await self._intake.run(stop)
+
+    def _leads(self) -> bool:
+        return self._leadership is not None and self._leadership.synced
+
+    def _known(self) -> tuple[Known, str]:
+        """Queues and priorities, and the greatest version seen of what they depend on."""
+        leadership = self._leadership
+        if leadership is not None and leadership.synced:
+            return leadership.picture.known, leadership.picture.seen
+        return self._knowledge.known, self._knowledge.seen
 
     def health(self) -> Health:
         leadership = self._leadership

@@ -1,111 +1,65 @@
 """What the cluster is, and what has to be said about each change: pure. Raw objects in, changes out.
 
 `Picture` keeps the newest version of every object that matters and drops older ones. What it found to say is collected
-until `take`, merged per object, so that a burst becomes one call and one publish.
+until `take`, merged per object. An object that cannot be read is counted and left out; it never stops the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
-from libs.contracts.events import (
-    ClusterFact,
-    JobChanged,
-    NodeFact,
-    PdbFact,
-    PodFact,
-    PriorityClassFact,
-    QueueFact,
-    cluster_key,
-)
+from libs.contracts.events import ClusterFact, NodeFact, PodFact
 from libs.domain import keys
-from libs.domain.jobs import JobHead, Task
+from libs.domain.jobs import JobHead
 from libs.domain.nodes import Node, newer
-from libs.domain.queues import Queue
 from libs.kube import objects, trainingjobs
 from libs.kube.grouping import Known, job_of, unresolved
 from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
-from libs.kube.quantities import mib, milli, units
 from libs.store.port import TaskSeen
+from services.watcher.catalog import Catalog
+from services.watcher.changes import Changes
 
-_EMPTY: Mapping[str, str] = {}
-
-
-@dataclass(slots=True)
-class Changes:
-    """What to say: to the ledger first, then on the topics. `facts` None: the thing is gone."""
-
-    nodes: dict[str, Node] = field(default_factory=dict)
-    nodes_gone: set[str] = field(default_factory=set)
-    queues: dict[str, Queue] = field(default_factory=dict)
-    queues_gone: set[str] = field(default_factory=set)
-    bound: dict[str, TaskSeen] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-    facts: dict[str, ClusterFact | None] = field(default_factory=dict)
-    hints: dict[str, Hint] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.nodes or self.nodes_gone or self.queues or self.queues_gone or self.bound or self.gone
-                    or self.facts or self.hints)  # fmt: skip
-
-
-@dataclass(slots=True)
-class Hint:
-    """One job's part of a `JobChanged`, still growing."""
-
-    head: JobHead
-    tasks: dict[str, Task] = field(default_factory=dict)
-    bound: dict[str, None] = field(default_factory=dict)
-    gone: dict[str, None] = field(default_factory=dict)
-    deleted: bool = False
-
-    def event(self, seen: str) -> JobChanged:
-        head = self.head
-        return JobChanged(
-            head,
-            tuple(self.tasks.values()),
-            tuple(self.bound),
-            tuple(self.gone),
-            cause=f"{head.key}@{seen}",
-            deleted=self.deleted,
-            seen=seen,
-        )
+K = TypeVar("K", bound=Hashable)
+Event = Callable[[str, bytes], None]
+Listed = Callable[[Sequence[bytes]], None]
 
 
 @dataclass(slots=True)
 class _Pod:
-    """What is remembered of a pod: enough to tell what a change means, and who is told when it is gone."""
+    """What is remembered of a pod: what was last said of it, enough to tell what a change means, and who is told when
+    it is gone. `version` is the newest seen; versions that change nothing are not said."""
 
     view: PodView
     head: JobHead | None  # None: foreign
     holds: bool
+    version: str
 
 
 class Picture:
     """All state of the leader. `term` goes into every fact."""
 
-    def __init__(self, term: int, tenants: Mapping[str, str], brief: Callable[[str], None] | None = None) -> None:
+    def __init__(self, term: int, tenants: Mapping[str, str], unreadable: Callable[[str], None] | None = None) -> None:
         self.term = term
+        #: As they were last said; heartbeats are only noted in `_node_versions`.
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, _Pod] = {}
         self.jobs: dict[str, trainingjobs.TrainingJobView] = {}
+        self.catalog = Catalog(term, tenants, lambda: self._changes)
+        #: Greatest version of nodes and queues: what a verdict of Never has to have seen.
         self.seen = ""
-        self._tenants = dict(tenants)
-        self._priorities: dict[str, int] = {}
-        self._pdbs: set[str] = set()
-        self._queue_specs: dict[str, tuple[objects.QueueSpec, str]] = {}
-        self._queues: dict[str, Queue] = {}
-        self._groups: dict[tuple[str, str], int] = {}
-        self._waiting_for_group: dict[str, str] = {}
-        self._known = Known()
+        self._node_versions: dict[str, str] = {}
+        self._waiting_for_group: set[str] = set()
         self._changes = Changes()
-        self._unreadable = brief or (lambda _: None)
-        self._learn()
+        self._unreadable = unreadable or (lambda _: None)
+
+    @property
+    def known(self) -> Known:
+        return self.catalog.known
 
     # --- what arrives ---------------------------------------------------------------------------------------------
 
@@ -115,47 +69,27 @@ class Picture:
             self._node_gone(node.name)
             return
         old = self.nodes.get(node.name)
-        if old is not None and old.uid == node.uid and not newer(node.version, old.version):
-            return
-        self.nodes[node.name] = node
-        if old is not None and old.uid == node.uid and old.spec == node.spec and old.gpus == node.gpus:
-            return  # a heartbeat
+        if old is not None and old.uid == node.uid:
+            if not newer(node.version, self._node_versions[node.name]):
+                return
+            if old.spec == node.spec and old.gpus == node.gpus:
+                self._node_versions[node.name] = node.version
+                return  # a heartbeat
+        self.nodes[node.name], self._node_versions[node.name] = node, node.version
         self._saw(node.version)
-        self._changes.nodes_gone.discard(node.name)
-        self._changes.nodes[node.name] = node
-        self._say(NodeFact(node, self.term))
-        if (old is not None and old.gpus != node.gpus) or old is None:
+        self._changes.node(node)
+        self._changes.say(NodeFact(node, self.term))
+        if old is None or old.gpus != node.gpus:
             self._recharge(node.name)
 
-    def node_list(self, raws: Sequence[bytes]) -> None:
-        present = set()
-        for raw in raws:
-            self.node_event("ADDED", raw)
-            present.add(objects.bare_decoder.decode(raw).metadata.name)
-        for name in self.nodes.keys() - present:
-            self._node_gone(name)
-
     def pod_event(self, kind: str, raw: bytes) -> None:
-        try:
-            view = parse_pod(raw)
-        except msgspec.MsgspecError as error:
-            self._unreadable(str(error))
-            return
+        view = parse_pod(raw)
         if kind == "DELETED":
             self._pod_gone(view.uid)
             return
         old = self.pods.get(view.uid)
-        if old is not None and not newer(view.version, old.view.version):
-            return
-        self._pod(view, old)
-
-    def pod_list(self, raws: Sequence[bytes]) -> None:
-        present = set()
-        for raw in raws:
-            self.pod_event("ADDED", raw)
-            present.add(objects.bare_decoder.decode(raw).metadata.uid)
-        for uid in self.pods.keys() - present:
-            self._pod_gone(uid)
+        if old is None or newer(view.version, old.version):
+            self._pod(view, old)
 
     def job_event(self, kind: str, raw: bytes) -> None:
         view = trainingjobs.parse(raw)
@@ -163,74 +97,88 @@ class Picture:
         if kind == "DELETED" or view.deleting:
             self.jobs.pop(view.uid, None)
             if old is not None or kind != "DELETED":
-                self._hint(trainingjobs.head_of(view, view.status.attempt, self._known)).deleted = True
-            return
-        if old is None or old.status.attempt != view.status.attempt:
-            self.jobs[view.uid] = view
-            if not view.ended:
-                head, tasks = trainingjobs.expand(view, view.status.attempt, self._known)
-                self._hint(head).tasks.update((t.id, t) for t in tasks)
+                self._changes.hint(trainingjobs.head_of(view, view.status.attempt, self.known)).deleted = True
             return
         self.jobs[view.uid] = view
-
-    def job_list(self, raws: Sequence[bytes]) -> None:
-        present = set()
-        for raw in raws:
-            self.job_event("ADDED", raw)
-            present.add(objects.bare_decoder.decode(raw).metadata.uid)
-        for uid in self.jobs.keys() - present:
-            view = self.jobs.pop(uid)
-            self._hint(trainingjobs.head_of(view, view.status.attempt, self._known)).deleted = True
-
-    def priority_event(self, kind: str, raw: bytes) -> None:
-        seen = objects.priority_class_decoder.decode(raw)
-        name = seen.metadata.name
-        if kind == "DELETED":
-            self._priorities.pop(name, None)
-            self._changes.facts["priorityclass/" + name] = None
-        else:
-            self._priorities[name] = seen.value
-            self._say(PriorityClassFact(name, seen.value, seen.metadata.resource_version,
-                                        default=bool(seen.global_default), preempts=seen.preempts,
-                                        term=self.term))  # fmt: skip
-        self._learn()
-
-    def pdb_event(self, kind: str, raw: bytes) -> None:
-        seen = objects.pdb_decoder.decode(raw)
-        meta = seen.metadata
-        fact = PdbFact(meta.name, meta.namespace, meta.uid, meta.resource_version, seen.match_labels,
-                       seen.status.disruptions_allowed, self.term)  # fmt: skip
-        if kind == "DELETED":
-            self._changes.facts[cluster_key(fact)] = None
-            self._pdbs.discard(cluster_key(fact))
-        else:
-            self._pdbs.add(cluster_key(fact))
-            self._say(fact)
+        if (old is None or old.status.attempt != view.status.attempt) and not view.ended:
+            head, tasks = trainingjobs.expand(view, view.status.attempt, self.known)
+            self._changes.hint(head).tasks.update((t.id, t) for t in tasks)
 
     def queue_event(self, kind: str, raw: bytes) -> None:
-        seen = objects.queue_decoder.decode(raw)
-        if kind == "DELETED":
-            self._queue_specs.pop(seen.metadata.name, None)
-        else:
-            self._queue_specs[seen.metadata.name] = (seen.spec, seen.metadata.resource_version)
-            self._saw(seen.metadata.resource_version)
-        self._requeue()
+        self._queue(kind, raw)
+        self.catalog.settle()
 
     def group_event(self, kind: str, raw: bytes) -> None:
-        seen = objects.pod_group_decoder.decode(raw)
-        place = (seen.metadata.namespace, seen.metadata.name)
-        if kind == "DELETED":
-            self._groups.pop(place, None)
-            return
-        self._groups[place] = seen.spec.min_member or 1
+        self.catalog.group(kind, raw)
         # Pods that came before their group were held back: a single is not what they are.
-        for uid in [u for u, why in self._waiting_for_group.items() if why]:
+        for uid in list(self._waiting_for_group):
             pod = self.pods.get(uid)
             if pod is None:
-                self._waiting_for_group.pop(uid, None)
-            elif not unresolved(pod.view, self._known):
-                self._waiting_for_group.pop(uid, None)
+                self._waiting_for_group.discard(uid)
+            elif not unresolved(pod.view, self.known):
+                self._waiting_for_group.discard(uid)
                 self._pod(pod.view, None)
+
+    def _queue(self, kind: str, raw: bytes) -> str:
+        name, version = self.catalog.queue(kind, raw)
+        self._saw(version)
+        return name
+
+    # --- lists: what is there, and the end of what is not ----------------------------------------------------------
+
+    def node_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.node_event, raws, lambda meta: meta.name)
+        for name in self.nodes.keys() - present:
+            self._node_gone(name)
+
+    def pod_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.pod_event, raws, lambda meta: meta.uid)
+        for uid in self.pods.keys() - present:
+            self._pod_gone(uid)
+
+    def job_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.job_event, raws, lambda meta: meta.uid)
+        for uid in self.jobs.keys() - present:
+            view = self.jobs.pop(uid)
+            self._changes.hint(trainingjobs.head_of(view, view.status.attempt, self.known)).deleted = True
+
+    def queue_list(self, raws: Sequence[bytes]) -> None:
+        self.catalog.queues_are(self._all(self._queue, raws, lambda meta: meta.name))
+        self.catalog.settle()
+
+    def priority_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.catalog.priority, raws, lambda meta: meta.name)
+        for name in self.catalog.priorities.keys() - present:
+            self.catalog.priority_gone(name)
+
+    def pdb_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.catalog.pdb, raws, lambda meta: f"pdb/{meta.namespace}/{meta.name}")
+        for key in self.catalog.pdbs.keys() - present:
+            self.catalog.pdb_gone(key)
+
+    def group_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.group_event, raws, lambda meta: (meta.namespace, meta.name))
+        for place in self.catalog.groups.keys() - present:
+            del self.catalog.groups[place]
+
+    def _all(
+        self, event: Callable[[str, bytes], object], raws: Iterable[bytes], identity: Callable[[objects.Meta], K]
+    ) -> set[K]:
+        """What was listed; an object that is there and cannot be read is there all the same."""
+        present: set[K] = set()
+        for raw in raws:
+            self.guarded(event, "ADDED", raw)
+            try:
+                present.add(identity(objects.bare_decoder.decode(raw).metadata))
+            except msgspec.MsgspecError as error:
+                self._unreadable(str(error))
+        return present
+
+    def guarded(self, event: Callable[[str, bytes], object], kind: str, raw: bytes) -> None:
+        try:
+            event(kind, raw)
+        except msgspec.MsgspecError as error:
+            self._unreadable(str(error))
 
     # --- what is to be said ------------------------------------------------------------------------------------------
 
@@ -239,16 +187,9 @@ class Picture:
         return changes
 
     def everything(self) -> Changes:
-        """All of it anew, for a ledger or a topic that was lost; hints that were not taken yet stay among it."""
-        for node in self.nodes.values():
-            self._changes.nodes[node.name] = node
-            self._say(NodeFact(node, self.term))
-        for queue in self._queues.values():
-            self._changes.queues[queue.path] = queue
-            self._say(QueueFact(queue, self.term))
-        for uid, pod in self.pods.items():
-            if pod.holds:
-                self._bound(uid, pod)
+        """All of it anew, for a ledger or a topic that was lost; what was not taken yet stays among it."""
+        for key in self.fact_keys():
+            self.say_again(key)
         return self.take()
 
     def fact_keys(self) -> set[str]:
@@ -256,10 +197,32 @@ class Picture:
         return {
             *("node/" + name for name in self.nodes),
             *("pod/" + uid for uid, pod in self.pods.items() if pod.holds),
-            *("priorityclass/" + name for name in self._priorities),
-            *("queue/" + path for path in self._queues),
-            *self._pdbs,
+            *self.catalog.fact_keys(),
         }
+
+    def fact(self, key: str) -> ClusterFact | None:
+        """What is true under a key of the topic now; None where nothing is."""
+        kind, _, name = key.partition("/")
+        if kind == "pod":
+            pod = self.pods.get(name)
+            return self._pod_fact(pod, self._seen(name, pod)) if pod is not None and pod.holds else None
+        if kind == "node":
+            return NodeFact(self.nodes[name], self.term) if name in self.nodes else None
+        return self.catalog.fact(key)
+
+    def say_again(self, key: str, *, on_topic: bool = True) -> None:
+        """To the ledger, and on the topic unless it is known to have it."""
+        kind, _, name = key.partition("/")
+        if kind == "pod" and name in self.pods:
+            self._changes.gone.discard(name)
+            self._changes.bound[name] = self._seen(name, self.pods[name])
+        elif kind == "node" and name in self.nodes:
+            self._changes.node(self.nodes[name])
+        elif kind == "queue" and name in self.catalog.queues:
+            self._changes.queue(self.catalog.queues[name])
+        fact = self.fact(key) if on_topic else None
+        if fact is not None:
+            self._changes.say(fact)
 
     def bound_uids(self) -> list[str]:
         return [uid for uid, pod in self.pods.items() if pod.holds]
@@ -267,160 +230,106 @@ class Picture:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _pod(self, view: PodView, old: _Pod | None) -> None:
-        uid = view.uid
-        head = job_of(view, self._known) if view.ours else None
-        pod = _Pod(view, head, view.holds)
-        self.pods[uid] = pod
-        if view.holds:
-            if old is None or not old.holds or _differs(old.view, view):
-                self._bound(uid, pod)
-                if head is not None and (old is None or not old.holds):
-                    self._hint(head).bound[view.task_id] = None
+        uid, holds = view.uid, view.holds
+        if holds and old is not None and old.holds and not _differs(old.view, view):
+            old.version = view.version
+            return
+        head = job_of(view, self.known) if view.ours else None
+        pod = self.pods[uid] = _Pod(view, head, holds, view.version)
+        if holds:
+            self._bound(uid, pod)
+            if head is not None and (old is None or not old.holds):
+                self._changes.hint(head).bound[view.task_id] = None
             return
         if old is not None and old.holds:
-            self._freed(uid)
+            self._changes.freed(uid)
         if head is None:
-            if view.ended or not view.bound:
-                # A foreign pod that waits or has ended holds nothing and is nobody's task.
-                self.pods.pop(uid, None) if view.ended else None
-            return
-        if view.ended:
+            if view.ended:
+                # A foreign pod that has ended holds nothing and is nobody's task.
+                del self.pods[uid]
+        elif view.ended:
             if old is None or not old.view.ended:
-                self._freed(uid)
-                self._hint(head).gone[view.task_id] = None
+                self._changes.freed(uid)
+                self._changes.hint(head).gone[view.task_id] = None
         elif view.terminating:
-            self._hint(head).gone[view.task_id] = None
-        elif view.pending:
-            why = unresolved(view, self._known)
-            self._waiting_for_group[uid] = why
-            if why:
-                return
-            self._waiting_for_group.pop(uid, None)
-            # The API server's own condition writes change a version and nothing else that matters.
-            hint = self._hint(head)
+            self._changes.hint(head).gone[view.task_id] = None
+        elif unresolved(view, self.known):
+            self._waiting_for_group.add(uid)
+        else:
+            self._waiting_for_group.discard(uid)
+            hint = self._changes.hint(head)
             hint.gone.pop(view.task_id, None)
             hint.tasks[uid] = view.to_task()
 
     def _bound(self, uid: str, pod: _Pod) -> None:
+        seen = self._seen(uid, pod)
+        self._changes.gone.discard(uid)
+        self._changes.bound[uid] = seen
+        self._changes.say(self._pod_fact(pod, seen))
+
+    def _seen(self, uid: str, pod: _Pod) -> TaskSeen:
         view, head = pod.view, pod.head
         node = self.nodes.get(view.node)
-        charge = view.charge(node.gpus if node else None)
-        changes = self._changes
-        changes.gone.discard(uid)
-        changes.bound[uid] = TaskSeen(
+        return TaskSeen(
             uid=uid,
             version=view.version,
             node=view.node,
-            charge=charge,
+            charge=view.charge(node.gpus if node else None),
             queue=head.queue if head else "",
             job=head.key if head else "",
             claim=view.claim if head else "",
             namespace=view.namespace,
             name=view.name,
         )
-        self._say(
-            PodFact(
-                uid=uid,
-                name=view.name,
-                namespace=view.namespace,
-                version=view.version,
-                node=view.node,
-                charge=charge,
-                job=head.key if head else "",
-                queue=head.queue if head else "",
-                priority=head.priority if head else 0,
-                labels=view.labels if head else {},
-                ours=head is not None,
-                terminating=view.terminating,
-                term=self.term,
-                task=view.annotations.get(keys.TASK, "") if head else "",
-                job_uid=head.uid if head else "",
-                gang_min=head.gang_min if head else 1,
-                claim=view.claim if head else "",
-                started=view.started,
-                phase=view.phase,
-            )
-        )
 
-    def _freed(self, uid: str) -> None:
-        self._changes.bound.pop(uid, None)
-        self._changes.gone.add(uid)
-        self._changes.facts["pod/" + uid] = None
+    def _pod_fact(self, pod: _Pod, seen: TaskSeen) -> PodFact:
+        view, head = pod.view, pod.head
+        return PodFact(
+            uid=seen.uid,
+            name=view.name,
+            namespace=view.namespace,
+            version=view.version,
+            node=view.node,
+            charge=seen.charge,
+            job=seen.job,
+            queue=seen.queue,
+            priority=head.priority if head else 0,
+            labels=view.labels if head else {},
+            ours=head is not None,
+            terminating=view.terminating,
+            term=self.term,
+            task=view.annotations.get(keys.TASK, "") if head else "",
+            job_uid=head.uid if head else "",
+            gang_min=head.gang_min if head else 1,
+            claim=seen.claim,
+            started=view.started,
+            phase=view.phase,
+        )
 
     def _pod_gone(self, uid: str) -> None:
         pod = self.pods.pop(uid, None)
-        self._waiting_for_group.pop(uid, None)
+        self._waiting_for_group.discard(uid)
         if pod is None:
             return
         if pod.holds:
-            self._freed(uid)
+            self._changes.freed(uid)
         elif pod.head is not None:
             self._changes.gone.add(uid)
         if pod.head is not None:
-            hint = self._hint(pod.head)
+            hint = self._changes.hint(pod.head)
             hint.tasks.pop(uid, None)
             hint.gone[pod.view.task_id] = None
 
     def _node_gone(self, name: str) -> None:
         if self.nodes.pop(name, None) is not None:
-            self._changes.nodes.pop(name, None)
-            self._changes.nodes_gone.add(name)
-            self._changes.facts["node/" + name] = None
+            del self._node_versions[name]
+            self._changes.node_gone(name)
 
     def _recharge(self, name: str) -> None:
         """A node's devices became known or changed: what its pods were charged depends on them."""
         for uid, pod in self.pods.items():
             if pod.holds and pod.view.node == name and pod.view.request.gpu.count:
                 self._bound(uid, pod)
-
-    def _requeue(self) -> None:
-        """Paths follow from parents; a queue whose parent is unknown or that is its own ancestor stands at the top."""
-        paths: dict[str, str] = {}
-        for name in self._queue_specs:
-            chain: list[str] = []
-            at: str | None = name
-            while at is not None and at in self._queue_specs and at not in chain:
-                chain.append(at)
-                at = self._queue_specs[at][0].parent
-            paths[name] = "/".join(reversed(chain))
-        queues = {
-            paths[name]: _queue(paths[name], spec, version) for name, (spec, version) in self._queue_specs.items()
-        }
-        for path, queue in queues.items():
-            if self._queues.get(path) != queue:
-                self._changes.queues_gone.discard(path)
-                self._changes.queues[path] = queue
-                self._say(QueueFact(queue, self.term))
-        for path in self._queues.keys() - queues.keys():
-            self._changes.queues.pop(path, None)
-            self._changes.queues_gone.add(path)
-            self._changes.facts["queue/" + path] = None
-        self._queues = queues
-        self._learn()
-
-    def _learn(self) -> None:
-        self._known = Known(
-            tenants=self._tenants,
-            namespace_queues={ns: path for path, queue in self._queues.items() for ns in queue.namespaces},
-            queue_paths={path.rsplit("/", 1)[-1]: path for path in self._queues},
-            pod_group_min=lambda namespace, name: self._groups.get((namespace, name)),
-            priorities=self._priorities,
-        )
-
-    @property
-    def known(self) -> Known:
-        return self._known
-
-    def _hint(self, head: JobHead) -> Hint:
-        found = self._changes.hints.get(head.key)
-        if found is None:
-            found = self._changes.hints[head.key] = Hint(head)
-        elif head.gang_min > found.head.gang_min:
-            found.head = head
-        return found
-
-    def _say(self, fact: ClusterFact) -> None:
-        self._changes.facts[cluster_key(fact)] = fact
 
     def _saw(self, version: str) -> None:
         if newer(version, self.seen):
@@ -439,38 +348,18 @@ def _differs(old: PodView, new: PodView) -> bool:
     )
 
 
-def _queue(path: str, spec: objects.QueueSpec, version: str) -> Queue:
-    limits: Mapping[str, Any] = spec.limits or _EMPTY
-
-    def limit(name: str, read: Callable[[Any], int]) -> int | None:
-        return read(limits[name]) if name in limits else None
-
-    return Queue(
-        path=path,
-        gpu_milli=limit(keys.GPU_RESOURCE, lambda q: milli(q, up=False)),
-        cpu=limit("cpu", lambda q: milli(q, up=False)),
-        mem=limit("memory", lambda q: mib(units(q, up=False), up=False)),
-        namespaces=tuple(spec.namespaces or ()),
-        version=version,
-    )
-
-
-def handlers(picture: Picture) -> dict[str, tuple[Callable[[Sequence[bytes]], None], Callable[[str, bytes], None]]]:
+def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
     """(list, event) by resource, in the order in which a first list is worth having."""
 
-    def each(event: Callable[[str, bytes], None]) -> Callable[[Iterable[bytes]], None]:
-        def listed(raws: Iterable[bytes]) -> None:
-            for raw in raws:
-                event("ADDED", raw)
-
-        return listed
+    def guarded(event: Callable[[str, bytes], object]) -> Event:
+        return lambda kind, raw: picture.guarded(event, kind, raw)
 
     return {
-        "priorityclasses": (each(picture.priority_event), picture.priority_event),
-        "queues": (each(picture.queue_event), picture.queue_event),
-        "podgroups": (each(picture.group_event), picture.group_event),
-        "pdbs": (each(picture.pdb_event), picture.pdb_event),
-        "nodes": (picture.node_list, picture.node_event),
-        "pods": (picture.pod_list, picture.pod_event),
-        "trainingjobs": (picture.job_list, picture.job_event),
+        "priorityclasses": (picture.priority_list, guarded(picture.catalog.priority)),
+        "queues": (picture.queue_list, guarded(picture.queue_event)),
+        "podgroups": (picture.group_list, guarded(picture.group_event)),
+        "pdbs": (picture.pdb_list, guarded(picture.catalog.pdb)),
+        "nodes": (picture.node_list, guarded(picture.node_event)),
+        "pods": (picture.pod_list, guarded(picture.pod_event)),
+        "trainingjobs": (picture.job_list, guarded(picture.job_event)),
     }

@@ -19,7 +19,7 @@ from libs.contracts.topics import CLUSTER, TASKS
 from libs.domain.jobs import partition_of
 from libs.store.port import Ledger
 from services.watcher import metrics
-from services.watcher.decide import Changes
+from services.watcher.changes import Changes
 
 log = structlog.get_logger()
 
@@ -37,6 +37,8 @@ class Emitter:
         self._term = term
         self._dirty: dict[str, Outgoing] = {}
         self._hints: list[Outgoing] = []
+        #: Keys that the topic has, as far as acknowledgements tell.
+        self.acknowledged: set[str] = set()
 
     async def report(self, changes: Changes, seen: str) -> None:
         """Raises LedgerUnavailable or StaleGeneration; the broker's absence is not raised, its part stays dirty."""
@@ -61,10 +63,19 @@ class Emitter:
                 for key, record in facts.items():
                     if self._dirty.get(key) is record:
                         del self._dirty[key]
+                    (self.acknowledged.discard if record.value is None else self.acknowledged.add)(key)
             # Hints are worth nothing after a while: placement's slow pass finds what they were about.
             del self._hints[:-10_000]
         metrics.DIRTY.set(len(self._dirty))
         return not self._dirty
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._dirty)
+
+    def owes(self, key: str) -> bool:
+        """Whether something newer about `key` is on its way."""
+        return key in self._dirty
 
     def tombstones(self, keys: Sequence[str]) -> None:
         for key in keys:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+import msgspec
 import structlog
 
 from libs.bus.port import Bus
@@ -25,9 +26,12 @@ from libs.store.port import Ledger, LedgerUnavailable
 from services.watcher import metrics
 from services.watcher.decide import Picture, handlers
 from services.watcher.emit import Emitter, chunks
+from services.watcher.leaving import leave
 from services.watcher.settings import WatcherSettings
 
 log = structlog.get_logger()
+
+_encode = msgspec.json.encode
 
 POD_GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
 PATHS: Mapping[str, str] = {
@@ -41,7 +45,11 @@ PATHS: Mapping[str, str] = {
 }
 #: Installed by others, or not at all: absent is an ordinary answer.
 OPTIONAL = frozenset({"podgroups"})
+#: What a pod's job, queue and priority follow from: listed before pods are read.
+CATALOG = frozenset({"priorityclasses", "queues", "podgroups"})
 _RECHECK_S = 60.0
+#: Every so many slow passes the topic's content is read and compared, even if nothing looks lost.
+_READ_TOPIC_EVERY = 10
 
 
 class Leadership:
@@ -54,13 +62,16 @@ class Leadership:
         self._settings = settings
         self._clock = clock
         self._term = term
-        tenants = {namespace: tenant.name for tenant in settings.tenants for namespace in tenant.namespaces}
-        self.picture = Picture(term, tenants, lambda _: metrics.UNREADABLE.inc())
+        self.picture = Picture(term, settings.tenant_by_namespace, lambda _: metrics.UNREADABLE.inc())
         self._emitter = Emitter(ledger, bus.publisher(), bus.partitions(TASKS.name), term)
         self._handlers = handlers(self.picture)
         self._listed: set[str] = set()
         self._reflectors: dict[str, Reflector] = {}
         self._changed = asyncio.Event()
+        self._catalogued = asyncio.Event()
+        self._first = asyncio.Event()
+        self._compared_at = -_READ_TOPIC_EVERY
+        self._passes = 0
         self._arrived_at: float | None = None
         self._mark = 0
         self._sweep = False
@@ -108,8 +119,8 @@ class Leadership:
         if self._rebuilding:
             await self._ledger.whole(self._term)
             self._rebuilding = False
-        await self._ghosts()
         self.synced = True
+        self._first.set()
         log.info("synced", nodes=len(self.picture.nodes), pods=len(self.picture.pods), term=self._term)
 
     async def _nodes_not_listed(self) -> None:
@@ -124,24 +135,48 @@ class Leadership:
         for names in chunks(absent):
             await self._ledger.nodes_gone(names, self._term)
 
-    async def _ghosts(self) -> None:
-        """Keys of the compacted topic that nothing stands behind any more: they went while nobody led."""
+    async def _compare_with_topic(self) -> None:
+        """What the compacted topic holds against what is: ghosts of what went while nobody led, facts that were lost or
+        overwritten by a leader that had been deposed. The ledger is told all of it again, which changes nothing there
+        unless something was lost. What changes while this goes on is at worst said twice."""
+        there = await self._topic_content()
+        if there is None:
+            return
+        self._compared_at = self._passes
+        ghosts = there.keys() - self.picture.fact_keys()
+        self._emitter.tombstones(sorted(ghosts))
+        wrong = 0
+        for keys in chunks(sorted(self.picture.fact_keys()), 1000):
+            for key in keys:
+                fact = self.picture.fact(key)
+                if fact is None:
+                    continue
+                differs = there.get(key) != hash(_encode(fact)) and not self._emitter.owes(key)
+                wrong += differs
+                self.picture.say_again(key, on_topic=differs)
+            self._changed.set()
+            await asyncio.sleep(0)
+        if ghosts or wrong:
+            log.info("the topic differed from the cluster", ghosts=len(ghosts), wrong=wrong)
+
+    async def _topic_content(self) -> dict[str, int] | None:
+        """Key -> hash of the last value; None where it cannot be read now."""
         reader = self._bus.follow([CLUSTER.name], from_start=True)
-        there: set[str] = set()
+        there: dict[str, int] = {}
         try:
             async with asyncio.timeout(60):
                 while not reader.caught_up:
                     for record in await reader.batch(5000, 0.2):
-                        (there.discard if record.value is None else there.add)(record.key)
+                        if record.value is None:
+                            there.pop(record.key, None)
+                        else:
+                            there[record.key] = hash(record.value)
         except TimeoutError:
             log.warning("the topic's content could not be read", topic=CLUSTER.name)
-            return
+            return None
         finally:
-            await _close(reader)
-        ghosts = there - self.picture.fact_keys()
-        if ghosts:
-            log.info("ghosts on the topic", keys=len(ghosts))
-            self._emitter.tombstones(sorted(ghosts))
+            await leave(reader)
+        return there
 
     # -- following -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +186,7 @@ class Leadership:
         async def on_list(raws: list[bytes], _version: str) -> None:
             metrics.LISTS.labels(name).inc()
             listed(raws)
-            self._listed.add(name)
+            self._now_listed(name)
             self._saw_something()
 
         async def on_events(events: list[tuple[str, bytes]]) -> None:
@@ -163,6 +198,8 @@ class Leadership:
 
         if name in OPTIONAL:
             await self._until_there(name)
+        elif name not in CATALOG:
+            await self._catalogued.wait()
         reflector = Reflector(self._kube, PATHS[name], on_list=on_list, on_events=on_events)
         self._reflectors[name] = reflector
         await reflector.run()
@@ -173,9 +210,14 @@ class Leadership:
             if answer.ok:
                 return
             if answer.status in (403, 404):
-                self._listed.add(name)
+                self._now_listed(name)
                 self._changed.set()
             await self._clock.sleep(_RECHECK_S if answer.status in (403, 404) else 1.0)
+
+    def _now_listed(self, name: str) -> None:
+        self._listed.add(name)
+        if self._listed >= CATALOG:
+            self._catalogued.set()
 
     def _saw_something(self) -> None:
         if self._arrived_at is None:
@@ -219,12 +261,12 @@ class Leadership:
 
     async def _slow_pass(self) -> None:
         """Every half minute: list all, whatever the watches said; and publish again what was not acknowledged."""
+        await self._first.wait()
+        await self._compare_with_topic()
         while True:
             for _ in range(max(1, int(self._settings.slow_pass_s / 0.5))):
                 await self._clock.sleep(0.5)
                 await self._emitter.flush()
-            if not self.synced:
-                continue
             try:
                 state = await self._ledger.state()
                 self._mark = await self._ledger.mark()
@@ -239,6 +281,12 @@ class Leadership:
             await self._relisted(listings)
             self._sweep = True
             self._changed.set()
+            self._passes += 1
+            if self._passes - self._compared_at >= _READ_TOPIC_EVERY or self._looks_lost():
+                await self._compare_with_topic()
+
+    def _looks_lost(self) -> bool:
+        return not self._emitter.dirty and len(self._emitter.acknowledged) != len(self.picture.fact_keys())
 
     async def _relisted(self, before: Mapping[str, int]) -> None:
         deadline = self._clock.monotonic() + self._settings.slow_pass_s
@@ -250,11 +298,3 @@ class Leadership:
 
 class LedgerLost(Exception):
     """The ledger is not whole although it was: it has to be rebuilt."""
-
-
-async def _close(reader: object) -> None:
-    close: Callable[[], object] | None = getattr(reader, "close", None)
-    if close is not None:
-        done = close()
-        if asyncio.iscoroutine(done):
-            await done

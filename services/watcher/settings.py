@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from libs.contracts.submission import TenantPolicy
 from libs.host.settings import CommonSettings
@@ -23,3 +25,19 @@ class WatcherSettings(CommonSettings):
     intake_width: int = Field(default=32, ge=1, le=1024)
     intake_ahead: int = Field(default=2000, ge=1, le=100_000)
     write_timeout_s: float = Field(default=5.0, gt=0, le=5)
+
+    @model_validator(mode="after")
+    def _tenants_apart(self) -> Self:
+        """A topic or a namespace of two tenants would let one speak for the other."""
+        topics = [tenant.topic for tenant in self.tenants]
+        spaces = [namespace for tenant in self.tenants for namespace in tenant.namespaces]
+        names = [tenant.name for tenant in self.tenants]
+        for what, found in (("topic", topics), ("namespace", spaces), ("name", names)):
+            twice = {one for one in found if found.count(one) > 1}
+            if twice:
+                raise ValueError(f"DRYSTONE_TENANTS: the {what} {min(twice)} belongs to two tenants")
+        return self
+
+    @property
+    def tenant_by_namespace(self) -> dict[str, str]:
+        return {namespace: tenant.name for tenant in self.tenants for namespace in tenant.namespaces}

@@ -1,0 +1,154 @@
+"""What jobs are judged by: queues, priority classes, PodGroups and disruption budgets, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from libs.contracts.events import ClusterFact, PdbFact, PriorityClassFact, QueueFact, cluster_key
+from libs.domain import keys
+from libs.domain.queues import Queue
+from libs.kube import objects
+from libs.kube.grouping import Known
+from libs.kube.quantities import mib, milli, units
+from services.watcher.changes import Changes
+
+_EMPTY: Mapping[str, str] = {}
+Place = tuple[str, str]
+
+
+class Catalog:
+    """Each resource has one way in: (kind of event, raw object), which returns the object's identity. A list is all of
+    them, and then the end of those that were not among them."""
+
+    def __init__(self, term: int, tenants: Mapping[str, str], changes: Callable[[], Changes]) -> None:
+        self.groups: dict[Place, int] = {}
+        self.priorities: dict[str, PriorityClassFact] = {}
+        self.pdbs: dict[str, PdbFact] = {}
+        self.queues: dict[str, Queue] = {}
+        self._term = term
+        self._tenants = dict(tenants)
+        self._changes = changes
+        self._specs: dict[str, tuple[objects.QueueSpec, str]] = {}
+        self.known = Known()
+        self._learn()
+
+    def priority(self, kind: str, raw: bytes) -> str:
+        seen = objects.priority_class_decoder.decode(raw)
+        name = seen.metadata.name
+        if kind == "DELETED":
+            self.priority_gone(name)
+        else:
+            fact = PriorityClassFact(
+                name, seen.value, seen.metadata.resource_version, default=bool(seen.global_default),
+                preempts=seen.preempts, term=self._term,
+            )  # fmt: skip
+            if self.priorities.get(name) != fact:
+                self.priorities[name] = fact
+                self._changes().say(fact)
+                self._learn()
+        return name
+
+    def priority_gone(self, name: str) -> None:
+        if self.priorities.pop(name, None) is not None:
+            self._changes().facts["priorityclass/" + name] = None
+            self._learn()
+
+    def pdb(self, kind: str, raw: bytes) -> str:
+        seen = objects.pdb_decoder.decode(raw)
+        meta = seen.metadata
+        fact = PdbFact(meta.name, meta.namespace, meta.uid, meta.resource_version, seen.match_labels,
+                       seen.status.disruptions_allowed, self._term)  # fmt: skip
+        key = cluster_key(fact)
+        if kind == "DELETED":
+            self.pdb_gone(key)
+        elif self.pdbs.get(key) != fact:
+            self.pdbs[key] = fact
+            self._changes().say(fact)
+        return key
+
+    def pdb_gone(self, key: str) -> None:
+        if self.pdbs.pop(key, None) is not None:
+            self._changes().facts[key] = None
+
+    def group(self, kind: str, raw: bytes) -> Place:
+        seen = objects.pod_group_decoder.decode(raw)
+        place = (seen.metadata.namespace, seen.metadata.name)
+        if kind == "DELETED":
+            self.groups.pop(place, None)
+        else:
+            self.groups[place] = seen.spec.min_member or 1
+        return place
+
+    def queue(self, kind: str, raw: bytes) -> tuple[str, str]:
+        """(name, version). `settle` has to be called after one or many of them."""
+        seen = objects.queue_decoder.decode(raw)
+        meta = seen.metadata
+        if kind == "DELETED":
+            self._specs.pop(meta.name, None)
+        else:
+            self._specs[meta.name] = (seen.spec, meta.resource_version)
+        return meta.name, meta.resource_version
+
+    def queues_are(self, names: set[str]) -> None:
+        for name in self._specs.keys() - names:
+            del self._specs[name]
+
+    def settle(self) -> None:
+        """Paths follow from parents; a queue whose parent is unknown or that is its own ancestor stands at the top."""
+        paths: dict[str, str] = {}
+        for name in self._specs:
+            chain: list[str] = []
+            at: str | None = name
+            while at is not None and at in self._specs and at not in chain:
+                chain.append(at)
+                at = self._specs[at][0].parent
+            paths[name] = "/".join(reversed(chain))
+        queues = {paths[name]: _queue(paths[name], spec, version) for name, (spec, version) in self._specs.items()}
+        changes = self._changes()
+        for path, queue in queues.items():
+            if self.queues.get(path) != queue:
+                changes.queue(queue)
+                changes.say(QueueFact(queue, self._term))
+        for path in self.queues.keys() - queues.keys():
+            changes.queue_gone(path)
+        self.queues = queues
+        self._learn()
+
+    def fact(self, key: str) -> ClusterFact | None:
+        kind, _, name = key.partition("/")
+        if kind == "queue":
+            return QueueFact(self.queues[name], self._term) if name in self.queues else None
+        return self.priorities.get(name) if kind == "priorityclass" else self.pdbs.get(key)
+
+    def fact_keys(self) -> set[str]:
+        return {
+            *("priorityclass/" + name for name in self.priorities),
+            *("queue/" + path for path in self.queues),
+            *self.pdbs,
+        }
+
+    def _learn(self) -> None:
+        self.known = Known(
+            tenants=self._tenants,
+            namespace_queues={ns: path for path, queue in self.queues.items() for ns in queue.namespaces},
+            queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
+            pod_group_min=lambda namespace, name: self.groups.get((namespace, name)),
+            priorities={name: fact.value for name, fact in self.priorities.items()},
+        )
+
+
+def _queue(path: str, spec: objects.QueueSpec, version: str) -> Queue:
+    limits: Mapping[str, Any] = spec.limits or _EMPTY
+
+    def limit(name: str, read: Callable[[Any], int]) -> int | None:
+        return read(limits[name]) if name in limits else None
+
+    return Queue(
+        path=path,
+        gpu_milli=limit(keys.GPU_RESOURCE, lambda q: milli(q, up=False)),
+        cpu=limit("cpu", lambda q: milli(q, up=False)),
+        mem=limit("memory", lambda q: mib(units(q, up=False), up=False)),
+        namespaces=tuple(spec.namespaces or ()),
+        version=version,
+    )

@@ -1,0 +1,230 @@
+"""One job event: checked, made into a TrainingJob object or a dead letter, answered with a status.
+
+Every event that is served ends in exactly one of: an object (new, or the one that was there), a deletion, a dead
+letter. What may be cured by waiting is raised as `PassingFault`, and the caller serves the event again later; nothing
+else is raised.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from libs.bus.port import Bus, BusUnavailable, Incoming, Outgoing
+from libs.contracts.events import DeadLetter, EventType, JobChanged, JobStatus
+from libs.contracts.submission import CancelJob, Rejected, Submission, TenantPolicy, parse_cancel, parse_submit
+from libs.contracts.topics import DEAD_LETTERS, STATUS, TASKS
+from libs.domain.jobs import Phase, partition_of
+from libs.kube import trainingjobs, writes
+from libs.kube.grouping import NOTHING_KNOWN, Known
+from libs.kube.outcomes import Outcome, classify, status_of, why
+from libs.kube.port import Answer, Kube
+from libs.kube.trainingjobs import TrainingJobView
+from libs.runtime.clock import Clock
+from services.watcher import metrics
+from services.watcher.emit import hint_records
+from services.watcher.limits import TENANT_LABEL, PendingJobs
+from services.watcher.settings import WatcherSettings
+
+log = structlog.get_logger()
+
+_MOST_QUOTED = 64 * 1024
+_encode = msgspec.json.encode
+
+
+class PassingFault(Exception):
+    """The event may be served later: the API server or the broker did not do its part."""
+
+
+class JobEvents:
+    def __init__(
+        self,
+        kube: Kube,
+        bus: Bus,
+        settings: WatcherSettings,
+        clock: Clock,
+        known: Callable[[], tuple[Known, str]] = lambda: (NOTHING_KNOWN, ""),
+    ) -> None:
+        self._kube = kube
+        self._bus = bus
+        self._publisher = bus.publisher()
+        self._settings = settings
+        self._known = known
+        self._tenants = {tenant.topic: tenant for tenant in settings.tenants}
+        self._pending = PendingJobs(kube, clock)
+
+    async def serve(self, record: Incoming) -> None:
+        """Raises PassingFault and BusUnavailable only."""
+        tenant = self._tenants[record.topic]
+        try:
+            await self._serve(record, tenant)
+        except (PassingFault, BusUnavailable):
+            raise
+        except Exception as error:
+            # A fault of ours, and this event brings it about: it must not come back for ever and stop the others.
+            log.exception("job event could not be served", topic=record.topic, offset=record.offset, cause=record.id)
+            await self._reject(record, tenant, Rejected(f"could not be served: {type(error).__name__}"))
+
+    async def _serve(self, record: Incoming, tenant: TenantPolicy) -> None:
+        if record.fault:
+            await self._reject(record, tenant, Rejected(record.fault))
+        elif record.type == EventType.JOB_CANCEL:
+            cancel = parse_cancel(record.value)
+            if isinstance(cancel, Rejected):
+                await self._reject(record, tenant, cancel)
+            else:
+                await self._cancel(record, tenant, cancel)
+        elif record.type == EventType.JOB_SUBMIT:
+            submission = parse_submit(record.value, tenant)
+            if isinstance(submission, Rejected):
+                await self._reject(record, tenant, submission)
+            else:
+                await self._submit(record, tenant, submission)
+        else:
+            unknown = f"no event type {record.type[:100]!r} is known here"
+            await self._reject(record, tenant, Rejected(unknown, "ce_type"))
+
+    # -- submit --------------------------------------------------------------------------------------------------------
+
+    async def _submit(self, record: Incoming, tenant: TenantPolicy, submission: Submission) -> None:
+        name = trainingjobs.object_name(tenant.name, submission.id)
+        if tenant.max_pending_jobs is not None and not await self._may_have_more(tenant, submission.namespace, name):
+            too_many = f"tenant {tenant.name} has {tenant.max_pending_jobs} unfinished jobs, as many as it may have"
+            await self._reject(record, tenant, Rejected(too_many, "", submission.id), "TooManyPending")
+            return
+        answer = await writes.create_trainingjob(
+            self._kube, submission.namespace, name, submission.spec,
+            labels={TENANT_LABEL: tenant.name},
+            timeout_s=self._settings.write_timeout_s,
+        )  # fmt: skip
+        outcome = classify(answer)
+        duplicate = False
+        if outcome is Outcome.EXISTS or answer.unsure:
+            duplicate = outcome is Outcome.EXISTS
+            answer = await writes.get_trainingjob(self._kube, submission.namespace, name)
+            if not answer.ok:
+                raise PassingFault(f"job object cannot be read: {why(answer)}")
+        elif permanent(answer):
+            await self._reject(record, tenant, Rejected(why(answer), "", submission.id))
+            return
+        elif outcome is not Outcome.DONE:
+            raise PassingFault(why(answer))
+        elif tenant.max_pending_jobs is not None:
+            self._pending.added(tenant)
+        try:
+            view = trainingjobs.parse(answer.body)
+        except msgspec.MsgspecError as error:
+            raise PassingFault(f"the API server's answer is no TrainingJob: {error}") from error
+        if view.deleting:
+            # An earlier job of this id is on its way out: until it is gone its name cannot be had again, and calling
+            # this event its duplicate would lose the job.
+            raise PassingFault("the job that had this id before is still being deleted")
+        if view.spec.hash != submission.hash:
+            await self._reject(record, tenant, Rejected("this id was used for another job", "id", submission.id))
+            return
+        await self._publisher.publish(self._accepted(record, tenant, view, duplicate))
+        metrics.INTAKE.labels(tenant.name, "duplicate" if duplicate else "accepted").inc()
+
+    async def _may_have_more(self, tenant: TenantPolicy, namespace: str, name: str) -> bool:
+        if await self._pending.room(tenant):
+            return True
+        # What is there already adds nothing: it is answered as the duplicate that it is.
+        answer = await writes.get_trainingjob(self._kube, namespace, name)
+        if not answer.ok and classify(answer) is not Outcome.GONE:
+            raise PassingFault(why(answer))
+        return answer.ok
+
+    def _accepted(
+        self, record: Incoming, tenant: TenantPolicy, view: TrainingJobView, duplicate: bool
+    ) -> list[Outgoing]:
+        known, seen = self._known()
+        out: list[Outgoing] = []
+        if not view.ended:
+            head, tasks = trainingjobs.expand(view, view.status.attempt, known)
+            traceparent = record.headers.get("traceparent", "")
+            hint = JobChanged(head, tuple(tasks), cause=record.id, traceparent=traceparent, seen=seen)
+            out += hint_records([hint], self._bus.partitions(TASKS.name))
+        status = JobStatus(
+            view.spec.id, view.key, tenant.name, view.namespace, view.status.phase,
+            reason="Duplicate" if duplicate else "Accepted", tasks=view.replicas, cause=record.id,
+        )  # fmt: skip
+        return [*out, self._status(record, status)]
+
+    # -- cancel --------------------------------------------------------------------------------------------------------
+
+    async def _cancel(self, record: Incoming, tenant: TenantPolicy, cancel: CancelJob) -> None:
+        if cancel.namespace is not None and cancel.namespace not in tenant.namespaces:
+            foreign = f"tenant {tenant.name} has no namespace {cancel.namespace}"
+            await self._reject(record, tenant, Rejected(foreign, "namespace", cancel.id))
+            return
+        name = trainingjobs.object_name(tenant.name, cancel.id)
+        found = ""
+        for namespace in (cancel.namespace,) if cancel.namespace else tenant.namespaces:
+            answer = await writes.delete_trainingjob(self._kube, namespace, name)
+            if classify(answer) is Outcome.DONE:
+                found = namespace
+            elif not _absent(answer):
+                raise PassingFault(why(answer))
+        namespace = found or cancel.namespace or tenant.namespaces[0]
+        status = JobStatus(
+            cancel.id, f"job/{namespace}/{name}", tenant.name, namespace, Phase.CANCELLED,
+            reason="Cancelled" if found else "NothingToCancel", cause=record.id,
+        )  # fmt: skip
+        await self._publisher.publish([self._status(record, status)])
+        metrics.INTAKE.labels(tenant.name, "cancelled").inc()
+
+    # -- what leaves ---------------------------------------------------------------------------------------------------
+
+    async def _reject(
+        self, record: Incoming, tenant: TenantPolicy, rejected: Rejected, reason: str = "Rejected"
+    ) -> None:
+        """The dead letter is acknowledged before the offset is committed; without it the event stays."""
+        external = rejected.id or record.key or record.id
+        status = JobStatus(
+            external, "", tenant.name, "", Phase.REJECTED, reason=reason, message=str(rejected)[:1000],
+            cause=record.id,
+        )  # fmt: skip
+        await self._publisher.publish([dead_letter(record, rejected), self._status(record, status)])
+        metrics.INTAKE.labels(tenant.name, "dead-letter").inc()
+
+    def _status(self, record: Incoming, status: JobStatus) -> Outgoing:
+        headers = {k: v for k, v in record.headers.items() if k == "traceparent"}
+        key = status.job or status.id
+        partition = partition_of(key, self._bus.partitions(STATUS.name))
+        return Outgoing(STATUS.name, key, _encode(status), EventType.STATUS, partition, headers=headers)
+
+
+def permanent(answer: Answer) -> bool:
+    """Whether this creation will be refused again whenever it is tried. Of the 404s only one that names the namespace:
+    a path that the server does not know is a CRD that is not there (yet). A refused account is the operator's to cure;
+    the job is not to blame."""
+    outcome = classify(answer)
+    if outcome is Outcome.GONE:
+        said = status_of(answer)
+        return said.reason == "NotFound" and (said.message or "").startswith("namespaces ")
+    if outcome is not Outcome.REFUSED:
+        return False
+    return not (answer.status == 403 and " cannot create resource " in (status_of(answer).message or ""))
+
+
+def _absent(answer: Answer) -> bool:
+    """Whether the object, or its namespace, is not there; a path that the server does not know says nothing."""
+    return classify(answer) is Outcome.GONE and status_of(answer).reason == "NotFound"
+
+
+def dead_letter(record: Incoming, rejected: Rejected) -> Outgoing:
+    value = record.value or b""
+    letter = DeadLetter(
+        reason=str(rejected)[:1000],
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        key=record.key[:1000],
+        id=rejected.id or record.id,
+        value=base64.b64encode(value[:_MOST_QUOTED]).decode(),
+        truncated=len(value) > _MOST_QUOTED,
+    )
+    return Outgoing(DEAD_LETTERS.name, record.key, _encode(letter), EventType.DEAD_LETTER)
