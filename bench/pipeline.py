@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tools.fleet import Fleet
+from tools.fleet import TICKS, Fleet
 from tools.load import Load, apply_base, create_topics, node_object, pod_object
 from tools.stack import Stack, StackInfo
 
@@ -90,13 +90,7 @@ class KubeScheduler:
         self.stack.resume_part("scheduler")
 
     def usage(self) -> dict[str, dict[str, float]]:
-        pid = self.stack.pid("scheduler")
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        status = Path(f"/proc/{pid}/status").read_text()
-        peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
-        return {
-            "kube-scheduler": {"cpu_s": (int(fields[11]) + int(fields[12])) / 100, "peak_mib": round(peak / 1024, 1)}
-        }
+        return {"kube-scheduler": _process_usage(self.stack.pid("scheduler"))}
 
 
 @dataclass(slots=True)
@@ -132,18 +126,33 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": round(ordered[-1], 1)}
 
 
+def part_usage(stack: Stack) -> dict[str, dict[str, float]]:
+    """CPU seconds and peak memory of the parts that both sides share, since their start."""
+    return {part: _process_usage(pid) for part, pid in stack.info.pids.items()}
+
+
+def _process_usage(pid: int) -> dict[str, float]:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    status = Path(f"/proc/{pid}/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    return {"cpu_s": (int(fields[11]) + int(fields[12])) / TICKS, "peak_mib": round(peak / 1024, 1)}
+
+
 def _pods(side: Side, run: str, pods: int) -> list[dict[str, object]]:
     return [pod_object(f"{run}-{n}", scheduler=side.scheduler, labels={"run": run}) for n in range(pods)]
 
 
-async def _beforehand(load: Load, side: Side, run: str, pods: int) -> float:
+async def _beforehand(stack: Stack, load: Load, side: Side, run: str, pods: int, figures: Figures) -> float:
     async with load.count_bound(selector=f"run={run}") as count:
         side.pause()
         await load.create_pods(_pods(side, run, pods))
         await asyncio.sleep(0.5)
+        before = {**part_usage(stack), **side.usage()}
         begun = time.monotonic()
         side.resume()
-        return await count.reach(pods, 180) - begun
+        took = await count.reach(pods, 180) - begun
+        figures.usage = _difference({**part_usage(stack), **side.usage()}, before)
+        return took
 
 
 async def _live(load: Load, side: Side, run: str, pods: int, figures: Figures | None) -> float:
@@ -164,14 +173,12 @@ def _difference(after: dict[str, dict[str, float]], before: dict[str, dict[str, 
     }
 
 
-async def _round(load: Load, side: Side, name: str, pods: int, figures: Figures, report: Report) -> None:
+async def _round(stack: Stack, load: Load, side: Side, name: str, pods: int, figures: Figures, report: Report) -> None:
     async with side.running():
         await _live(load, side, f"{name}-warm", min(WARM_PODS, pods), None)
         await load.delete_pods()
         await asyncio.sleep(1.0)
-        before = side.usage()
-        figures.beforehand_s.append(await _beforehand(load, side, f"{name}-beforehand", pods))
-        figures.usage = _difference(side.usage(), before)
+        figures.beforehand_s.append(await _beforehand(stack, load, side, f"{name}-beforehand", pods, figures))
         report(f"{name}: created beforehand {figures.beforehand_s[-1]:.2f} s")
         await load.delete_pods()
         await asyncio.sleep(1.0)
@@ -242,9 +249,9 @@ async def run(
                 if against:
                     await asyncio.to_thread(stack.stop_part, "scheduler")
                 for n in range(runs):
-                    await _round(load, Drystone(info, place / f"fleet-{n}"), f"drystone-{n}", pods, ours, report)
+                    await _round(stack, load, Drystone(info, place / f"fleet-{n}"), f"drystone-{n}", pods, ours, report)
                     if against:
-                        await _round(load, KubeScheduler(stack), f"kube-{n}", pods, theirs, report)
+                        await _round(stack, load, KubeScheduler(stack), f"kube-{n}", pods, theirs, report)
         finally:
             await asyncio.to_thread(stack.down)
         result: dict[str, Any] = {"nodes": nodes, "pods": pods, "runs": runs}

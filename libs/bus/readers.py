@@ -34,6 +34,9 @@ log = structlog.get_logger()
 Place = tuple[str, int]
 
 _COMMIT_S: Final = 5.0
+#: Commits gather for this long under load: one round trip for many batches. What a crash leaves uncommitted is read
+#: again, which costs nothing but the reading. An idle reader commits at its next empty poll.
+_COMMIT_EVERY_S: Final = 0.2
 #: Beyond `wait_s`, what a call may take inside the client (a rebalance, a broken connection) before we come back empty.
 _GRACE_S: Final = 0.25
 #: How often the end of the partitions is compared with the position, for the lag gauge.
@@ -232,6 +235,7 @@ class KafkaGroupReader(Reader):
         self._membership: tuple[int, str] = (-1, "")
         self._to_commit: dict[Place, int] = {}
         self._committing = asyncio.Lock()
+        self._committed_at = 0.0
         # The assignor keeps what it must remember in its class: each reader needs a class of its own.
         self._assignor = type("Sticky", (StickyPartitionAssignor,), {})
 
@@ -244,7 +248,8 @@ class KafkaGroupReader(Reader):
         for place, offset in offsets.items():
             if offset > self._to_commit.get(place, -1):
                 self._to_commit[place] = offset
-        await self._commit()
+        if time.monotonic() - self._committed_at >= _COMMIT_EVERY_S:
+            await self._commit()
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         if (topic, partition) in self._owned and self._consumer is not None:
@@ -261,6 +266,7 @@ class KafkaGroupReader(Reader):
             due = {place: offset for place, offset in self._to_commit.items() if place in self._owned}
             consumer = self._consumer
             self._to_commit = {}
+            self._committed_at = time.monotonic()
             if not due or consumer is None:
                 return
             offsets = {TopicPartition(*place): OffsetAndMetadata(offset, "") for place, offset in due.items()}

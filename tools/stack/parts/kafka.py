@@ -94,7 +94,9 @@ def _prepare(info: StackInfo, tools: Tools) -> None:
 
 
 def _command(info: StackInfo, tools: Tools) -> list[str]:
-    options = ["-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:+ExplicitGCInvokesConcurrent"]
+    # A broker that lives for minutes: the optimising compiler and a concurrent collector would take the two cores that
+    # are being measured for longer than they would give anything back.
+    options = ["-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
     return [*_java(info, tools, *options), "kafka.Kafka", str(info.directory / "kafka" / "server.properties")]
 
 
