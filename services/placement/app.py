@@ -23,8 +23,10 @@ from services.placement import measures
 from services.placement.controller import Controller
 from services.placement.cycle import Cycle
 from services.placement.emit import Emitter
+from services.placement.gangs import Mender
 from services.placement.intake import Intake
 from services.placement.ownership import Ownership
+from services.placement.returns import Returns
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
 from services.placement.status import Teller
@@ -52,11 +54,15 @@ class Placement:
         def new_engine() -> Engine:
             return PlacementEngine(config)
 
-        self.state = State(view=View(new_engine, gpu_max_age_s=settings.placement_gpu_max_age_s))
+        tenants = {namespace: tenant.name for tenant in settings.tenants for namespace in tenant.namespaces}
+        view = View(new_engine, gpu_max_age_s=settings.placement_gpu_max_age_s, tenants=tenants)
+        self.state = State(view=view)
         pauses = (Backoff(0.05, 5.0), Backoff(0.05, 5.0))
         self._emitter = Emitter(parts.bus.publisher(), pauses, self._partitions)
         self._teller = Teller(self.state, parts.kube, self._emitter, settings, clock)
-        self._controller = Controller(self.state, parts.ledger, parts.kube, self._teller, clock, self._partitions)
+        self._controller = Controller(self.state, parts.kube, self._teller, clock, self._partitions)
+        self._returns = Returns(self.state, parts.ledger, clock)
+        self._mender = Mender(self.state, parts.kube, self._teller, settings, clock)
         self.state.on_bound = self._controller.bound
         self._outcomes = parts.bus.follow([OUTCOMES.name], from_start=False)
         self._outcomes.assign([], at_end=True)
@@ -125,6 +131,8 @@ class Placement:
                 deciders = [
                     start(self._ownership.run(), "ownership"),
                     start(self._controller.run(), "controller"),
+                    start(self._returns.run(), "returns"),
+                    start(self._mender.run(), "broken gangs"),
                     start(self._gauge(), "gauges"),
                 ]
                 passes = start(self._cycle.run(), "passes")

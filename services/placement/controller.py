@@ -12,30 +12,28 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from datetime import datetime
 
 import msgspec
 import structlog
 
 from libs.domain import keys
-from libs.domain.jobs import JobHead, Phase, Task, partition_of
+from libs.domain.jobs import Phase, partition_of
 from libs.domain.verdicts import Kind
 from libs.kube import trainingjobs, writes
 from libs.kube.errors import ReadFailed
-from libs.kube.grouping import NOTHING_KNOWN, Known
 from libs.kube.outcomes import Outcome, classify
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
 from libs.kube.trainingjobs import TrainingJobStatus, TrainingJobView
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
+from services.placement.assess import Assessment, assess
 from services.placement.decide import told
-from services.placement.jobs import Ended, Job
-from services.placement.ownership import Truth
+from services.placement.jobs import Job
 from services.placement.state import State
 from services.placement.status import ObjectWords, Teller
+from services.placement.truth import Truth
 
 log = structlog.get_logger()
 
@@ -43,154 +41,9 @@ log = structlog.get_logger()
 _GATHER_S = 0.1
 
 
-@dataclass(slots=True)
-class Assessment:
-    """What an object and its pods amount to. `status` is what the object should say. `tasks` are to be placed, all of
-    attempt `head.attempt`; `held` are task ids that count (running or succeeded); `doomed` pods are to be deleted."""
-
-    head: JobHead
-    status: TrainingJobStatus
-    tasks: list[Task] = field(default_factory=list)
-    held: set[str] = field(default_factory=set)
-    doomed: list[PodView] = field(default_factory=list)
-
-
-def assess(
-    view: TrainingJobView,
-    pods: Collection[PodView],
-    *,
-    claimed: Collection[str],
-    ended: Collection[str] | Ended,
-    now: str,
-    known: Known = NOTHING_KNOWN,
-) -> Assessment:
-    """Pure. `claimed` and `ended` are task ids: in the binder's hands, and never to be used again."""
-    base, status = view.status.attempt, view.status
-    present = [p for p in pods if p.attempt >= base]
-    latest: dict[tuple[str, int], PodView] = {}
-    for pod in present:
-        slot = (pod.role, pod.index)
-        if slot not in latest or pod.attempt > latest[slot].attempt:
-            latest[slot] = pod
-    doomed = [p for p in pods if p.attempt < base and not p.ended and not p.terminating]
-    top = max((p.attempt for p in present), default=base)
-    failures = [p for p in latest.values() if p.phase == "Failed" and not lost(p)]
-    succeeded = sum(1 for p in latest.values() if p.phase == "Succeeded")
-    running = [p for p in latest.values() if p.holds]
-    if view.ended:
-        return Assessment(trainingjobs.head_of(view, base, known), status, doomed=_alive(pods))
-    if failures:
-        failed = status.failed + 1
-        first = min(failures, key=lambda p: p.name)
-        why = f"pod {first.name} failed" + (f": {first.status_reason}" if first.status_reason else "")
-        if failed > view.spec.backoff_limit:
-            return Assessment(
-                trainingjobs.head_of(view, base, known),
-                msgspec.structs.replace(
-                    status,
-                    phase=Phase.FAILED,
-                    reason="BackoffLimitExceeded",
-                    message=f"{why}; attempt {failed} of {view.spec.backoff_limit + 1}",
-                    bound=0,
-                    succeeded=succeeded,
-                    failed=failed,
-                    completion_time=now,
-                ),
-                doomed=_alive(pods),
-            )
-        head, tasks = trainingjobs.expand(view, top + 1, known)
-        return Assessment(
-            head,
-            msgspec.structs.replace(
-                status,
-                phase=Phase.PENDING,
-                attempt=top + 1,
-                reason="Restarting",
-                message=f"{why}; attempt {failed + 1} of {view.spec.backoff_limit + 1} follows",
-                bound=0,
-                succeeded=0,
-                failed=failed,
-            ),
-            tasks=tasks,
-            doomed=_alive(pods),
-        )
-    if view.replicas and succeeded == view.replicas:
-        return Assessment(
-            trainingjobs.head_of(view, base, known),
-            msgspec.structs.replace(
-                status,
-                phase=Phase.SUCCEEDED,
-                reason="",
-                message="",
-                bound=0,
-                succeeded=succeeded,
-                completion_time=now,
-            ),
-        )
-    held = {p.task_id for p in latest.values() if p.holds or p.phase == "Succeeded"}
-    occupied = {slot for slot, p in latest.items() if p.task_id in held}
-    for one in claimed:
-        parts = trainingjobs.task_of(one)
-        if parts is not None:
-            occupied.add((parts[1], parts[2]))
-    tasks, attempt = _missing(view, occupied, latest, base, ended, known)
-    head = trainingjobs.head_of(view, attempt, known)
-    phase = status.phase
-    if len(running) + succeeded >= view.gang_min and (running or succeeded):
-        phase = Phase.RUNNING
-    return Assessment(
-        head,
-        msgspec.structs.replace(status, phase=phase, bound=len(running), succeeded=succeeded),
-        tasks=tasks,
-        held=held,
-        doomed=doomed,
-    )
-
-
-def _missing(
-    view: TrainingJobView,
-    occupied: Collection[tuple[str, int]],
-    latest: dict[tuple[str, int], PodView],
-    base: int,
-    ended: Collection[str] | Ended,
-    known: Known,
-) -> tuple[list[Task], int]:
-    """Tasks of slots that nothing fills, all of one attempt number that none of them has used: a plan speaks of one
-    attempt, and a task id that has ended is refused for ever."""
-    slots = [(r.name, i) for r in view.spec.roles for i in range(r.replicas) if (r.name, i) not in occupied]
-    if not slots:
-        return [], base
-    attempt = max([base, *(latest[s].attempt + 1 for s in slots if s in latest)])
-    while any(trainingjobs.task_id(view.uid, role, index, attempt) in ended for role, index in slots):
-        attempt += 1
-    wanted = frozenset(slots)
-    _, tasks = trainingjobs.expand(view, attempt, known)
-    return [t for t in tasks if (t.role, t.index) in wanted], attempt
-
-
-def lost(pod: PodView) -> bool:
-    """Whether a Failed pod says nothing about its program: kubelet refused it, or it had to leave its node."""
-    reason = pod.status_reason
-    return reason.startswith("OutOf") or reason in (
-        "Evicted",
-        "Preempting",
-        "NodeAffinity",
-        "NodeLost",
-        "NodeShutdown",
-        "Terminated",
-        "UnexpectedAdmissionError",
-        "AdmissionError",
-    )
-
-
-def _alive(pods: Collection[PodView]) -> list[PodView]:
-    return [p for p in pods if not p.ended and not p.terminating]
-
-
 class Controller:
-    def __init__(self, state: State, ledger: Ledger, kube: Kube, teller: Teller, clock: Clock, partitions: int) -> None:
+    def __init__(self, state: State, kube: Kube, teller: Teller, clock: Clock, partitions: int) -> None:
         self._state = state
-        self._ledger = ledger
         self._kube = kube
         self._teller = teller
         self._clock = clock
@@ -198,7 +51,6 @@ class Controller:
         #: The status as last written or read, by job key; and what was read of the object, where it was.
         self._status: dict[str, TrainingJobStatus] = {}
         self._leaving: list[tuple[float, str, str, str]] = []  # (wall time, namespace, name, uid)
-        self._cancels: dict[str, Job] = {}
         self._doomed: dict[str, PodView] = {}
         teller.waiting_object = self.waiting
 
@@ -240,8 +92,6 @@ class Controller:
             self._teller.say(told(job, Phase.CANCELLED, reason="Deleted", message="the job object was deleted"))
         if job.head.uid:
             self._teller.forget(job.head.uid)
-        self._cancels[key] = job
-        self._state.look_event.set()
 
     def reviewed(self, truth: Truth) -> None:
         """Job objects of our partitions as listed just now."""
@@ -315,9 +165,6 @@ class Controller:
         if job is None:
             job = Job(head=found.head, partition=partition_of(key, self._partitions), since=self._clock.monotonic())
         state.forget(key)
-        if job.claims:
-            self._cancels[key] = job
-            state.look_event.set()
         if fresh and self._status.get(key) != status:
             self._write(job, status, urgent=True)
             job.bound = found.held
@@ -333,7 +180,7 @@ class Controller:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever: look at jobs whose pods ended, drop claims of cancelled ones, delete what is to go."""
+        """For ever: look at jobs whose pods ended, delete what is to go."""
         state = self._state
         pause = Backoff(0.2, 5.0)
         while True:
@@ -341,7 +188,7 @@ class Controller:
             try:
                 await self._turn()
                 pause.reset()
-            except (ReadFailed, LedgerUnavailable) as error:
+            except ReadFailed as error:
                 log.warning("job objects could not be served", error=str(error), tries=pause.tries)
                 await self._clock.sleep(pause.next())
                 continue
@@ -355,15 +202,6 @@ class Controller:
 
     async def _turn(self) -> None:
         state = self._state
-        while self._cancels:
-            key, job = next(iter(self._cancels.items()))
-            try:
-                tenure = state.tenures.get(job.partition)
-                if tenure is not None:
-                    await self._ledger.drop(key, [c.id for c in job.claims.values()], tenure.generation)
-            except StaleGeneration:
-                pass  # older claims died with their data set
-            del self._cancels[key]
         while self._doomed:
             uid, pod = next(iter(self._doomed.items()))
             answer = await writes.delete_pod(self._kube, pod.namespace, pod.name, uid)

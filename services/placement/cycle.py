@@ -18,6 +18,7 @@ import structlog
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.engine.api import Decision, Placement
+from libs.engine.gang import minimum
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.store.port import Committed, Ledger, LedgerUnavailable, Refusal, StaleGeneration
@@ -30,6 +31,7 @@ from services.placement.decide import (
     plan_of,
     signature,
     tempered,
+    too_old,
 )
 from services.placement.emit import Emitter
 from services.placement.jobs import Job
@@ -133,7 +135,11 @@ class Cycle:
         for job in jobs:
             looks = self._signature(job)
             verdict = state.waiting.shared(looks)
-            if verdict is None or state.waiting.trying(job.head.key):
+            if (
+                verdict is None
+                or state.waiting.trying(job.head.key)
+                or (verdict.kind is Kind.NEVER and too_old(job.seen, state.view.version))
+            ):
                 left.append(job)
             else:
                 state.waiting.join(job, looks)
@@ -143,7 +149,8 @@ class Cycle:
     async def _decide(self, jobs: list[Job]) -> None:
         state, now = self._state, self._clock.monotonic()
         engine = state.view.engine
-        decisions = engine.decide([state.pending.to_engine(job, may_evict=self._may_evict(job)) for job in jobs])
+        pending = {job.head.key: state.pending.to_engine(job, may_evict=self._may_evict(job)) for job in jobs}
+        decisions = engine.decide(list(pending.values()))
         measures.ENGINE_S.inc(self._clock.monotonic() - now)
         by_key = {job.head.key: job for job in jobs}
         plans: list[Plan] = []
@@ -156,7 +163,7 @@ class Cycle:
                     evictions.append(eviction_of(job, self._grantable(decision), decision.victims, tenure))
                     job.verdict = _EVICTING
                 elif decision.placements:
-                    gang = job.head.gang_min > 1 and state.pending.held(job) < job.head.gang_min
+                    gang = len(decision.placements) > 1 and minimum(pending[decision.job]).together
                     plans.append(plan_of(job, self._grantable(decision), tenure, gang=gang))
                     if decision.leftover is not None:
                         job.verdict = decision.leftover
@@ -197,27 +204,30 @@ class Cycle:
         for plan, answer in zip(plans, answers, strict=True):
             state.view.use(answer.fresh, answer.queues)
             job = state.pending.jobs.get(plan.job)
+            if job is None or job.head.uid != plan.job_uid:
+                # Cancelled while it was being committed: whoever cancelled it did not know these claims.
+                state.give_up(plan.job, plan.generation, answer.taken)
+                continue
             if answer.taken:
                 whole = len(answer.taken) == len(plan.assignments)
                 taken.append(plan if whole else _only(plan, answer.taken))
                 measures.PLANNED.inc(len(answer.taken))
-            if job is None or job.head.uid != plan.job_uid:
-                continue  # cancelled while it was being committed: its claims are dropped by whoever cancelled it
-            if answer.taken:
                 measures.SEEN_TO_PLAN_S.observe(now - job.since)
                 state.claimed(job, plan, answer.taken, now)
             if answer.refused:
                 self._refused(job, plan, answer)
             else:
                 job.refusals = 0
-                if job.evicting is not None:
+                if not job.waiting:
                     state.stop_evicting(job)
+                    state.give_back(job)
                 for key in state.waiting.placed(plan.job) if state.waiting else ():
                     following = state.pending.jobs.get(key)
                     if following is not None:
                         state.pending.dirty(following)
-                if job.verdict is not None:  # some of its tasks found no room
-                    self._wait(job, job.verdict, now)
+                if job.waiting:  # the rest is decided by itself: for it, others may have to yield
+                    job.verdict = None
+                    state.poke(job)
         if taken:
             self._emitter.plans(taken)
 
@@ -232,6 +242,9 @@ class Cycle:
         for plan, answer in zip(plans, answers, strict=True):
             state.view.use(answer.fresh, answer.queues)
             job = state.pending.jobs.get(plan.job)
+            if not answer.refused and (job is None or job.head.uid != plan.job_uid):
+                state.give_up(plan.job, plan.generation, [a.claim for a in plan.assignments])
+                continue
             if not answer.refused:
                 decided.append(plan)
                 measures.EVICTIONS.labels("decided").inc()
@@ -240,6 +253,8 @@ class Cycle:
             if job is None:
                 continue
             if answer.refused:
+                taken = (Refusal.VICTIM_MARKED, Refusal.VICTIM_GONE)
+                state.marked_by_others((uid for uid, why in answer.refused.items() if why in taken), now)
                 self._refused(job, plan, answer)
                 continue
             job.evictions += 1
@@ -321,6 +336,7 @@ class Cycle:
     def _wait(self, job: Job, verdict: Verdict, now: float) -> None:
         """The job stays. What it waits for, and what is said about it, follow from the verdict."""
         state = self._state
+        early = False
         if verdict.kind is Kind.NEVER:
             job.never_since = job.never_since or now
             verdict = tempered(
@@ -330,13 +346,15 @@ class Cycle:
                 waited_s=now - job.never_since,
                 bound_s=self._settings.placement_never_wait_s,
             )
+            early = verdict.kind is not Kind.NEVER
         else:
             job.never_since = 0.0
         looks = self._signature(job)
-        if verdict.kind is Kind.WAIT:
+        if early or verdict.kind is Kind.WAIT:
             # Decided by itself and soon again, never for its look-alikes: their events may be older.
             looks = job.head.key
-            state.pending.later(job, now + 0.05)
+            waited = now - job.never_since if early else 0.0
+            state.pending.later(job, now + min(max(0.05, waited / 4), 30.0))
         elif Wake.TIME in verdict.wakes_on:
             state.pending.later(job, now + 1.0)
         if verdict.kind is not Kind.WAIT and verdict.reason in _ON_GPU_SIZES:

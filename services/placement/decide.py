@@ -140,17 +140,29 @@ def _counted(tasks: Sequence[Task]) -> Hashable:
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
+_CATCHES_UP: Final = (Wake.TIME, Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.QUOTA_FREED)
+
+
+def too_old(seen: str, view: str) -> bool:
+    """Whether the view has yet to see what the sender of the event had seen."""
+    return bool(seen) and newer(seen, view)
+
+
 def tempered(verdict: Verdict, *, seen: str, view: str, waited_s: float, bound_s: float) -> Verdict:
     """Never is said only by a view at least as new as the event's: a task can outrun its queue or its node on another
-    topic. `bound_s` limits the wait, because what the event saw may since have been deleted or compacted away; a Never
-    that was said too early is taken back by the fact that voids it."""
-    if verdict.kind is not Kind.NEVER or not seen or not newer(seen, view) or waited_s >= bound_s:
+    topic. After `bound_s` the job is told what stands in its way as the view sees it, yet as something that may pass:
+    what the event saw may since have been deleted or compacted away, or not be read yet."""
+    if verdict.kind is not Kind.NEVER or not too_old(seen, view):
         return verdict
+    if waited_s >= bound_s:
+        return msgspec.structs.replace(
+            verdict, kind=Kind.NOT_NOW, wakes_on=tuple(dict.fromkeys((*verdict.wakes_on, *_CATCHES_UP)))
+        )
     return Verdict(
         kind=Kind.WAIT,
         reason=Reason.RETRY,
         message="the view of nodes and queues is older than the job; decided again as it catches up",
-        wakes_on=(Wake.TIME, Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.QUOTA_FREED),
+        wakes_on=_CATCHES_UP,
     )
 
 

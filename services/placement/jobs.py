@@ -19,6 +19,7 @@ from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import newer
 from libs.domain.verdicts import Verdict
 from libs.engine.api import PendingJob
+from libs.kube.trainingjobs import task_of
 
 #: How many ended or bound task ids are remembered. At 1,000 pods/s this is more than two minutes, and a hint or a list
 #: that is older than that is caught by the ledger (tombstones, held tasks).
@@ -53,6 +54,8 @@ class Job:
     claims: dict[str, Claim] = field(default_factory=dict)
     bound: set[str] = field(default_factory=set)
     evicting: Evicting | None = None
+    #: Ids of earmarks that the ledger may still keep for this job; they outlive the leaving of its victims.
+    earmarks: set[str] = field(default_factory=set)
     verdict: Verdict | None = None
     refusals: int = 0  # by the ledger, in a row
     failures: int = 0  # by the API server, in a row
@@ -182,7 +185,7 @@ class Pending:
     def drop_if_idle(self, job: Job) -> bool:
         """Forget a job with nothing left to do. Gangs and TrainingJobs stay (their held tasks count) until the slow
         pass finds them idle."""
-        if job.tasks or job.claims or job.evicting or job.head.uid or job.head.gang_min > 1:
+        if job.tasks or job.claims or job.evicting or job.earmarks or job.head.uid or job.head.gang_min > 1:
             return False
         self.remove(job.head.key)
         return True
@@ -266,7 +269,17 @@ class Pending:
             held=self.held(job),
             evicting=job.evicting is not None,
             may_evict=may_evict,
+            held_roles=self._held_roles(job) if job.head.role_min else {},
         )
+
+    def _held_roles(self, job: Job) -> dict[str, int]:
+        """Held tasks by role. Only job objects have minima per role, and their task ids say the role."""
+        counts: dict[str, int] = {}
+        for one in job.bound | job.claims.keys() | self.running.get(job.head.key, set()):
+            parts = task_of(one)
+            if parts is not None:
+                counts[parts[1]] = counts.get(parts[1], 0) + 1
+        return counts
 
 
 def _merged(known: JobHead, head: JobHead) -> JobHead:

@@ -10,21 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-import msgspec
 import structlog
 
-from libs.contracts.events import JobChanged
-from libs.domain import keys
 from libs.domain.jobs import JobHead, partition_of
 from libs.domain.plans import Plan
-from libs.kube import trainingjobs, writes
 from libs.kube.errors import ReadFailed
-from libs.kube.grouping import job_of, unresolved
-from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
-from libs.kube.trainingjobs import TrainingJobView
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
@@ -34,19 +26,9 @@ from services.placement.emit import Emitter
 from services.placement.jobs import Claim, Job
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
+from services.placement.truth import Truth, read_truth
 
 log = structlog.get_logger()
-
-_PENDING = f"spec.schedulerName={keys.SCHEDULER_NAME},spec.nodeName="
-
-
-@dataclass(slots=True)
-class Truth:
-    """One consistent look at the API server: unbound pods of ours, job objects, pods of job objects by owner uid."""
-
-    jobs: dict[str, JobChanged] = field(default_factory=dict)
-    objects: dict[str, TrainingJobView] = field(default_factory=dict)
-    owned: dict[str, list[PodView]] = field(default_factory=dict)
 
 
 class Ownership:
@@ -161,6 +143,7 @@ class Ownership:
                 await self._until_read()
                 for job in self._state.pending.jobs.values():
                     job.claims.clear()
+                    job.earmarks.clear()
                     self._state.stop_evicting(job)
             log.info("ledger generation", generation=state.generation, before=self.generation)
             self.generation = state.generation
@@ -234,60 +217,14 @@ class Ownership:
             job.head.key: frozenset(job.tasks) for job in state.pending.jobs.values() if job.partition in partitions
         }
         began = self._clock.monotonic()
-        truth = await self._list(partitions)
+        truth = await read_truth(self._kube, state.view.known, partitions, self._partitions, state.pending.jobs)
         if repair or partitions == self.owned:
             self._last_list = began
         self._merge(truth, partitions, before, repair=repair)
         if repair:
             await self._check_claims()
             state.view.forget_old_measurements(self._clock.monotonic())
-
-    async def _list(self, partitions: frozenset[int]) -> Truth:
-        known = self._state.view.known
-        truth = Truth()
-        if not partitions:
-            return truth
-        pods: dict[str, list[PodView]] = {}
-        heads: dict[str, JobHead] = {}
-        for number, raw in enumerate(
-            (await writes.list_all(self._kube, writes.pods_path(), field_selector=_PENDING)).items
-        ):
-            if number % 500 == 499:
-                await asyncio.sleep(0)  # a long list must not hold up binds
-            pod = parse_pod(raw)
-            if not pod.pending or not pod.ours:
-                continue
-            head = job_of(pod, known)
-            if partition_of(head.key, self._partitions) not in partitions:
-                continue
-            if unresolved(pod, known) and head.key not in self._state.pending.jobs:
-                continue  # the watcher knows its PodGroup or will; a gang is never begun as a single
-            pods.setdefault(head.key, []).append(pod)
-            older = heads.get(head.key)
-            heads[head.key] = head if older is None else _joined(older, head)
-        for key, listed in pods.items():
-            job = self._state.pending.jobs.get(key)
-            head = heads[key]
-            if job is not None and job.tasks and job.head.uid == head.uid:
-                head = job.head  # resolved by the watcher, which knows more (tenants, PodGroups)
-            truth.jobs[key] = JobChanged(head=head, tasks=tuple(pod.to_task() for pod in listed))
-        try:
-            objects = (await writes.list_all(self._kube, writes.TRAINING_JOBS)).items
-        except ReadFailed as failed:
-            if failed.answer.status != 404:
-                raise
-            objects = ()  # the CRD is not installed: there are no job objects
-        for raw in objects:
-            view = trainingjobs.parse(raw)
-            if partition_of(view.key, self._partitions) in partitions:
-                truth.objects[view.key] = view
-        if any(not view.ended for view in truth.objects.values()):
-            for raw in (await writes.list_all(self._kube, writes.pods_path(), label_selector=keys.JOB)).items:
-                pod = parse_pod(raw)
-                owner = pod.training_job
-                if owner is not None:
-                    truth.owned.setdefault(owner.uid, []).append(pod)
-        return truth
+            state.forget_foreign_marks(self._clock.monotonic())
 
     def _merge(
         self, truth: Truth, partitions: frozenset[int], before: dict[str, frozenset[str]], *, repair: bool
@@ -324,10 +261,9 @@ class Ownership:
                 continue
             if job.head.uid and job.head.key not in truth.objects and job.since < self._last_list:
                 self._cancelled(job.head.key)
-            elif not job.tasks and not job.claims and not job.evicting and not job.head.uid:
+            elif not job.tasks and not job.claims and not job.head.uid:
                 state.forget(job.head.key)
-            elif job.evicting is not None:
-                self._check_victims(now)
+        self._check_victims(now)
 
     def _check_victims(self, now: float) -> None:
         state = self._state
@@ -350,13 +286,3 @@ class Ownership:
                     del job.claims[task]
                     measures.REPAIRED.labels("claim").inc()
                     state.poke(job)
-
-
-def _joined(one: JobHead, other: JobHead) -> JobHead:
-    """Heads of two pods of one gang: the older age, the greater minimum."""
-    return msgspec.structs.replace(
-        one,
-        created=min(one.created, other.created),
-        gang_min=max(one.gang_min, other.gang_min),
-        declared=max(one.declared, other.declared),
-    )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
+from libs.contracts.submission import TenantPolicy
 from libs.host.settings import CommonSettings
 
 
 class PlacementSettings(CommonSettings):
+    #: Tenants with their namespaces, as JSON: the same value that the watcher has.
+    tenants: tuple[TenantPolicy, ...] = (TenantPolicy(),)
     #: Policy name -> weight, as JSON: {"best-fit": 1}.
     placement_weights: dict[str, int] = Field(default_factory=lambda: {"best-fit": 1})
     #: Draw among that many best nodes; above 1 where several replicas contend for a nearly full cluster.
@@ -38,6 +41,11 @@ class PlacementSettings(CommonSettings):
     placement_evicting_s: float = Field(default=600.0, gt=0, le=3600)
     #: Most eviction plans for one job in a row before it waits a while.
     placement_evictions: int = Field(default=3, ge=0, le=100)
+
+    #: A gang that holds less than its minimum is refilled first; after this long it is released as a whole.
+    placement_gang_grace_s: float = Field(default=60.0, gt=0, le=86_400)
+    #: After one broken gang yielded, the next in order waits this long for the room to help it.
+    placement_gang_settle_s: float = Field(default=30.0, gt=0, le=3600)
 
     @field_validator("placement_weights")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from libs.contracts.events import PodFact
 from libs.domain.plans import EvictionPlan, Plan
@@ -13,11 +14,25 @@ from services.placement.jobs import Claim, Evicting, Job, Pending
 from services.placement.view import View
 from services.placement.wake import Waiting
 
+#: How long a pod that others have marked is passed over before it is tried again.
+FOREIGN_MARK_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class Return:
+    """Claims and earmarks that a job no longer wants."""
+
+    job: str
+    generation: int
+    ids: tuple[str, ...]
+
 
 @dataclass(slots=True)
 class State:
     """`active` partitions are taken and listed: their jobs are decided. `victims` leads from a victim's uid to the job
-    it makes room for; `awaited` from a node to the jobs that wait for victims on it."""
+    it makes room for; `awaited` from a node to the jobs that wait for victims on it. A victim is marked in the view as
+    long as it is expected to leave, so that no other job chooses it; `foreign` are those that other replicas marked, as
+    a refusal told, with the time of it."""
 
     view: View
     pending: Pending = field(default_factory=Pending)
@@ -26,6 +41,12 @@ class State:
     active: set[int] = field(default_factory=set)
     victims: dict[str, str] = field(default_factory=dict)
     awaited: dict[str, set[str]] = field(default_factory=dict)
+    foreign: dict[str, float] = field(default_factory=dict)
+    #: What is to be given back to the ledger, and a sign that there is something.
+    returns: list[Return] = field(default_factory=list)
+    returns_event: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Gangs anywhere of which fewer tasks run than must hold together: key -> the fact last seen of one of them.
+    short: dict[str, PodFact] = field(default_factory=dict)
     #: Whether used room was read in full; cleared to have it read again.
     uses_ready: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set whenever there may be something to decide.
@@ -49,24 +70,34 @@ class State:
         self.wake.set()
 
     def forget(self, key: str) -> Job | None:
+        """The job is no more: what the ledger keeps for it is given back."""
         job = self.pending.remove(key)
         self.waiting.leave(key)
         if job is not None:
             self.stop_evicting(job)
+            self.give_back(job, claims=True)
         return job
 
     def lose(self, partition: int) -> None:
         """The partition is somebody else's: nothing of it is decided here from now on."""
         self.active.discard(partition)
         self.tenures.pop(partition, None)
-        for job in list(self.pending.of_partition(partition)):
-            self.forget(job.head.key)
+        for job in self.pending.drop_partition(partition):
+            self.waiting.leave(job.head.key)
+            if job.evicting is not None:
+                # The next owner waits for these victims. That they are marked still holds, as far as we know.
+                self.foreign.update(dict.fromkeys(job.evicting.victims, job.evicting.since))
+                self._await_none(job)
 
     def idle(self, job: Job) -> None:
         """Some of the job's tasks were bound or ended: forget it if nothing is left to do."""
         if not job.tasks:
             self.waiting.leave(job.head.key)
             job.verdict = None
+            if not job.claims:
+                # Nobody is left whom the leaving victims could help: their room is everybody's, at once.
+                self.stop_evicting(job)
+                self.give_back(job)
         if self.pending.drop_if_idle(job):
             self.waiting.leave(job.head.key)
 
@@ -95,15 +126,21 @@ class State:
 
     def evicting(self, job: Job, plan: EvictionPlan, now: float) -> None:
         victims = {v.uid: v.node for v in plan.victims if v.uid in self.view.pods}
-        job.evicting = Evicting(plan.id, victims, now)
+        job.earmarks.update(a.claim for a in plan.assignments)
+        before = job.evicting.victims if job.evicting is not None else {}
+        job.evicting = Evicting(plan.id, {**before, **victims}, now)
         for uid, node in victims.items():
             self.victims[uid] = job.head.key
             self.awaited.setdefault(node, set()).add(job.head.key)
+            self.foreign.pop(uid, None)
+        self.view.mark(victims)
 
     def release_victims(self, job: Job, uids: Iterable[str]) -> None:
         """These stay after all; the others are still waited for."""
         if job.evicting is None:
             return
+        uids = tuple(uids)
+        self.view.unmark(uids)
         for uid in uids:
             self.victims.pop(uid, None)
             node = job.evicting.victims.pop(uid, None)
@@ -113,6 +150,42 @@ class State:
             job.evicting = None
 
     def stop_evicting(self, job: Job) -> None:
+        """Nothing is waited for any more; who has not left stays, and may be chosen by others."""
+        if job.evicting is None:
+            return
+        self.view.unmark(job.evicting.victims)
+        self._await_none(job)
+
+    def give_back(self, job: Job, *, claims: bool = False) -> None:
+        """Its earmarks are dropped, with `claims` also what is not written yet. What is used or over is no matter."""
+        ids = tuple(sorted(job.earmarks)) + (tuple(c.id for c in job.claims.values()) if claims else ())
+        job.earmarks.clear()
+        tenure = self.tenures.get(job.partition)
+        if ids and tenure is not None:
+            self.returns.append(Return(job.head.key, tenure.generation, ids))
+            self.returns_event.set()
+
+    def give_up(self, job: str, generation: int, ids: Iterable[str]) -> None:
+        """These were taken for a job that is gone."""
+        ids = tuple(ids)
+        if ids:
+            self.returns.append(Return(job, generation, ids))
+            self.returns_event.set()
+
+    def marked_by_others(self, uids: Iterable[str], now: float) -> None:
+        """The ledger refused these victims: they make room for somebody else, or have just left."""
+        fresh = [uid for uid in uids if uid not in self.victims]
+        self.foreign.update(dict.fromkeys(fresh, now))
+        self.view.mark(fresh)
+
+    def forget_foreign_marks(self, now: float) -> None:
+        """Whether others' marks still hold is not told to us: after a while they are tried again."""
+        old = [uid for uid, at in self.foreign.items() if now - at > FOREIGN_MARK_S]
+        for uid in old:
+            del self.foreign[uid]
+        self.view.unmark(old)
+
+    def _await_none(self, job: Job) -> None:
         if job.evicting is None:
             return
         for uid, node in job.evicting.victims.items():
@@ -135,7 +208,7 @@ class State:
             task = f"{fact.job_uid}/{fact.task}" if fact.task and fact.job_uid else fact.uid
             job = self.pending.jobs.get(key)
             if fact.gang_min > 1 or fact.job_uid:
-                self._count(key, task, holds)
+                self._count(key, task, holds, fact)
             if job is not None:
                 if holds and (task in job.tasks or task in job.claims):
                     # Seen bound: what the outcome says too, or would have said if it had not been lost.
@@ -146,18 +219,19 @@ class State:
         if not holds:
             self._left(fact.uid)
 
-    def _count(self, key: str, task: str, holds: bool) -> None:
+    def _count(self, key: str, task: str, holds: bool, fact: PodFact) -> None:
         running = self.pending.running
-        if holds:
-            running.setdefault(key, set()).add(task)
-            return
-        tasks = running.get(key)
-        if tasks is not None:
-            tasks.discard(task)
-            if not tasks:
-                del running[key]
+        tasks = running.setdefault(key, set())
+        (tasks.add if holds else tasks.discard)(task)
+        if 0 < len(tasks) < fact.gang_min:
+            self.short[key] = fact
+        else:
+            self.short.pop(key, None)
+        if not tasks:
+            del running[key]
 
     def _left(self, uid: str) -> None:
+        self.foreign.pop(uid, None)
         key = self.victims.pop(uid, None)
         job = self.pending.jobs.get(key) if key is not None else None
         if job is None or job.evicting is None:

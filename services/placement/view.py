@@ -7,7 +7,7 @@ view keeps what it was told, so that a new engine can be fed at any moment (the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -34,7 +34,14 @@ from services.placement.wake import News
 class View:
     """`version` is the greatest resourceVersion of nodes and queues seen; a Never needs one as new as the event's."""
 
-    def __init__(self, new_engine: Callable[[], Engine], *, gpu_max_age_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        new_engine: Callable[[], Engine],
+        *,
+        gpu_max_age_s: float = 120.0,
+        tenants: Mapping[str, str] | None = None,
+    ) -> None:
+        self._tenants = dict(tenants or {})
         self._new_engine = new_engine
         self._gpu_max_age_s = gpu_max_age_s
         self.engine = new_engine()
@@ -49,6 +56,7 @@ class View:
         self._queue_uses: dict[str, QueueUse] = {}
         self._measured: dict[str, dict[int, Measured]] = {}
         self._filled: set[str] = set()
+        self._marked: set[str] = set()
         #: Called with a pod's fact when it is seen to hold room, and with its last fact when it holds none any more.
         self.on_pod: Callable[[PodFact, bool], None] = lambda _fact, _holds: None
         #: Called with the name of a node on which room came free.
@@ -58,6 +66,7 @@ class View:
     def known(self) -> Known:
         """What the grouping of listed pods needs to know."""
         return Known(
+            tenants=self._tenants,
             namespace_queues={ns: q.path for q in self.queues.values() for ns in q.namespaces},
             queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
             priorities={name: fact.value for name, fact in self.priorities.items()},
@@ -85,6 +94,7 @@ class View:
         match kind:
             case "pod":
                 fact = self.pods.pop(name, None)
+                self._marked.discard(name)
                 self.engine.pod_gone(name)
                 if fact is not None:
                     self.on_pod(fact, False)
@@ -160,7 +170,23 @@ class View:
             guarded=bool(self._pdbs) and self._guarded(fact),
             terminating=fact.terminating,
             started=fact.started,
+            marked=fact.uid in self._marked,
         )
+
+    def mark(self, uids: Iterable[str]) -> None:
+        """These pods make room for somebody already: they are nobody else's victims."""
+        self._mark([uid for uid in uids if uid not in self._marked and uid in self.pods], True)
+
+    def unmark(self, uids: Iterable[str]) -> None:
+        """These stay after all, and may be chosen again."""
+        self._mark([uid for uid in uids if uid in self._marked], False)
+
+    def _mark(self, uids: Sequence[str], marked: bool) -> None:
+        (self._marked.update if marked else self._marked.difference_update)(uids)
+        for uid in uids:
+            self.engine.pod_seen(self._running(self.pods[uid]))
+        if uids and not marked:
+            self.news.kinds.add(Wake.ROOM_FREED)
 
     def _guarded(self, fact: PodFact) -> bool:
         for pdb in self._pdbs.values():

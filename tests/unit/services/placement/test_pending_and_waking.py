@@ -135,7 +135,9 @@ def test_never_by_an_older_view_is_only_a_wait_and_only_for_a_while() -> None:
     never = Verdict(Kind.NEVER, Reason.GPU_TOTAL)
     assert tempered(never, seen="10", view="9", waited_s=0, bound_s=3).kind is Kind.WAIT
     assert tempered(never, seen="10", view="10", waited_s=0, bound_s=3) is never
-    assert tempered(never, seen="10", view="9", waited_s=3, bound_s=3) is never
+    assert tempered(never, seen="", view="", waited_s=0, bound_s=3) is never
+    told = tempered(never, seen="10", view="9", waited_s=3, bound_s=3)
+    assert (told.kind, told.reason) == (Kind.NOT_NOW, Reason.GPU_TOTAL), "told what is in the way, but not for ever"
 
 
 @pytest.mark.parametrize("verdict", [NO_ROOM, NO_QUOTA, Verdict(Kind.NEVER, Reason.UNSUPPORTED)])

@@ -1,0 +1,115 @@
+"""One consistent look at the API server: what waits, which job objects there are, and their pods.
+
+The truth that hints only hurry along. A pod that names a PodGroup whose minimum cannot be learned is left out: a gang
+is never begun as a single.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+import structlog
+
+from libs.contracts.events import JobChanged
+from libs.domain import keys
+from libs.domain.jobs import JobHead, partition_of
+from libs.kube import trainingjobs, writes
+from libs.kube.errors import ReadFailed
+from libs.kube.grouping import Known, job_of, pod_group_of, unresolved
+from libs.kube.objects import pod_group_decoder
+from libs.kube.pods import PodView, parse_pod
+from libs.kube.port import Kube
+from libs.kube.trainingjobs import TrainingJobView
+from services.placement.jobs import Job
+
+log = structlog.get_logger()
+
+_PENDING: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},spec.nodeName="
+POD_GROUPS: Final = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
+
+
+@dataclass(slots=True)
+class Truth:
+    """Unbound pods of ours by job, job objects, pods of job objects by owner uid."""
+
+    jobs: dict[str, JobChanged] = field(default_factory=dict)
+    objects: dict[str, TrainingJobView] = field(default_factory=dict)
+    owned: dict[str, list[PodView]] = field(default_factory=dict)
+
+
+async def read_truth(
+    kube: Kube, known: Known, partitions: frozenset[int], count: int, jobs: Mapping[str, Job]
+) -> Truth:
+    """What of `partitions` (of `count`) there is. `jobs` are those known already: their heads were resolved."""
+    truth = Truth()
+    if not partitions:
+        return truth
+    waiting: list[PodView] = []
+    for number, raw in enumerate((await writes.list_all(kube, writes.pods_path(), field_selector=_PENDING)).items):
+        if number % 500 == 499:
+            await asyncio.sleep(0)  # a long list must not hold up binds
+        pod = parse_pod(raw)
+        if pod.pending and pod.ours and partition_of(job_of(pod, known).key, count) in partitions:
+            waiting.append(pod)
+    if any(pod_group_of(pod) for pod in waiting):
+        known = replace(known, pod_group_min=await _pod_groups(kube))
+    pods: dict[str, list[PodView]] = {}
+    heads: dict[str, JobHead] = {}
+    for pod in waiting:
+        head = job_of(pod, known)
+        if unresolved(pod, known) and head.key not in jobs:
+            continue
+        pods.setdefault(head.key, []).append(pod)
+        older = heads.get(head.key)
+        heads[head.key] = head if older is None else _joined(older, head)
+    for key, listed in pods.items():
+        job = jobs.get(key)
+        head = heads[key]
+        if job is not None and job.tasks and job.head.uid == head.uid:
+            head = job.head  # resolved by the watcher, which may know more
+        truth.jobs[key] = JobChanged(head=head, tasks=tuple(pod.to_task() for pod in listed))
+    for raw in await _all(kube, writes.TRAINING_JOBS):
+        view = trainingjobs.parse(raw)
+        if partition_of(view.key, count) in partitions:
+            truth.objects[view.key] = view
+    if any(not view.ended for view in truth.objects.values()):
+        for raw in (await writes.list_all(kube, writes.pods_path(), label_selector=keys.JOB)).items:
+            pod = parse_pod(raw)
+            owner = pod.training_job
+            if owner is not None:
+                truth.owned.setdefault(owner.uid, []).append(pod)
+    return truth
+
+
+async def _pod_groups(kube: Kube) -> Callable[[str, str], int | None]:
+    found: dict[tuple[str, str], int] = {}
+    for raw in await _all(kube, POD_GROUPS, unless=(404, 403)):
+        group = pod_group_decoder.decode(raw)
+        found[group.metadata.namespace, group.metadata.name] = group.spec.min_member or 1
+    return lambda namespace, name: found.get((namespace, name))
+
+
+async def _all(kube: Kube, path: str, unless: tuple[int, ...] = (404,)) -> tuple[bytes, ...]:
+    """Everything under the path; nothing where the resource is not installed."""
+    try:
+        return tuple((await writes.list_all(kube, path)).items)
+    except ReadFailed as failed:
+        if failed.answer.status not in unless:
+            raise
+        if failed.answer.status == 403:
+            log.warning("not allowed to list, left to the watcher's hints", path=path)
+        return ()
+
+
+def _joined(one: JobHead, other: JobHead) -> JobHead:
+    """Heads of two pods of one gang: the older age, the greater minimum."""
+    return msgspec.structs.replace(
+        one,
+        created=min(one.created, other.created),
+        gang_min=max(one.gang_min, other.gang_min),
+        declared=max(one.declared, other.declared),
+    )
