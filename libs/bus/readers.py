@@ -383,7 +383,10 @@ class KafkaFullReader(Reader):
 
     async def _make(self) -> Any:
         self._changed = False
-        consumer = AIOKafkaConsumer(group_id=None, **self._arguments())
+        arguments = self._arguments()
+        arguments["fetch_min_bytes"] = self._settings.follow_min_bytes
+        arguments["fetch_max_wait_ms"] = self._settings.follow_wait_ms
+        consumer = AIOKafkaConsumer(group_id=None, **arguments)
         try:
             consumer.assign([TopicPartition(*place) for place in self._next])
             await consumer.start()

@@ -28,6 +28,10 @@ class KafkaSettings:
     max_poll_s: float = 60.0
     #: How long a fetch may stay at the broker when there is nothing; a new record ends it at once.
     fetch_wait_ms: int = 500
+    #: Readers of everything follow facts, which nobody waits for by the millisecond: the broker answers when this much
+    #: is there or this long has passed. Without it each fact is fetched alone by every replica, at 0.15 ms of CPU.
+    follow_wait_ms: int = 100
+    follow_min_bytes: int = 64 * 1024
     fetch_bytes: int = 8 * 1024 * 1024
     #: Check at `open` that the topics of the topic table have the shape they must have.
     check_topics: bool = True

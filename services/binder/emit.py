@@ -32,6 +32,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 _LEDGER_BATCH: Final = 256
+#: Between two flushes of a burst, seconds.
+FLUSH_EVERY_S: Final = 0.03
 _MOST_TASKS_PER_RECORD: Final = 4096
 
 
@@ -52,6 +54,7 @@ class Emitter:
         self._letters: list[tuple[Outgoing, InHand]] = []
         self._news = asyncio.Event()
         self._flushing = False
+        self._flushed_at = float("-inf")
         self.closed: Callable[[PlanInHand], None] = lambda _hand: None
         self.failing_since: float | None = None
 
@@ -104,7 +107,13 @@ class Emitter:
     async def forever(self) -> None:
         while True:
             await self._news.wait()
+            # Nobody waits for a report by the millisecond, and each costs a ledger call and a publication: the first
+            # leaves at once, those of a burst together.
+            pause = FLUSH_EVERY_S - (self._clock.monotonic() - self._flushed_at)
+            if pause > 0:
+                await self._clock.sleep(pause)
             self._flushing = True
+            self._flushed_at = self._clock.monotonic()
             try:
                 await self.flush()
             finally:

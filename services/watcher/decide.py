@@ -186,6 +186,11 @@ class Picture:
         changes, self._changes = self._changes, Changes()
         return changes
 
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits for what is to be said: tasks to be placed, a job to be ended."""
+        return any(hint.tasks or hint.deleted for hint in self._changes.hints.values())
+
     def everything(self) -> Changes:
         """All of it anew, for a ledger or a topic that was lost; what was not taken yet stays among it."""
         for key in self.fact_keys():

@@ -48,6 +48,8 @@ OPTIONAL = frozenset({"podgroups"})
 #: What a pod's job, queue and priority follow from: listed before pods are read.
 CATALOG = frozenset({"priorityclasses", "queues", "podgroups"})
 _RECHECK_S = 60.0
+#: Reports of what is bound or gone leave at most this often.
+GATHER_S = 0.03
 #: Every so many slow passes the topic's content is read and compared, even if nothing looks lost.
 _READ_TOPIC_EVERY = 10
 
@@ -76,6 +78,7 @@ class Leadership:
         self._mark = 0
         self._sweep = False
         self._rebuilding = False
+        self._reported_at = float("-inf")
         self.synced = False
 
     async def run(self) -> None:
@@ -228,9 +231,15 @@ class Leadership:
         pause = Backoff(0.05, 2.0)
         while True:
             await self._changed.wait()
+            if self.synced and not self.picture.urgent:
+                # What is bound or gone is reported together; what waits for a decision is reported at once.
+                pause = GATHER_S - (self._clock.monotonic() - self._reported_at)
+                if pause > 0:
+                    await self._clock.sleep(pause)
             self._changed.clear()
             if not self._listed.issuperset(PATHS):
                 continue
+            self._reported_at = self._clock.monotonic()
             arrived, self._arrived_at = self._arrived_at, None
             changes = None
             while True:
