@@ -82,19 +82,27 @@ class JobEvents:
             if isinstance(submission, Rejected):
                 await self._reject(record, tenant, submission)
             else:
-                await self._submit(record, tenant, submission)
+                await self._submit_within_limit(record, tenant, submission)
         else:
             unknown = f"no event type {record.type[:100]!r} is known here"
             await self._reject(record, tenant, Rejected(unknown, "ce_type"))
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
+    async def _submit_within_limit(self, record: Incoming, tenant: TenantPolicy, submission: Submission) -> None:
+        if tenant.max_pending_jobs is None:
+            await self._submit(record, tenant, submission)
+            return
+        async with self._pending.turn(tenant):
+            name = trainingjobs.object_name(tenant.name, submission.id)
+            if await self._may_have_more(tenant, submission.namespace, name):
+                await self._submit(record, tenant, submission)
+                return
+        too_many = f"tenant {tenant.name} has {tenant.max_pending_jobs} unfinished jobs, as many as it may have"
+        await self._reject(record, tenant, Rejected(too_many, "", submission.id), "TooManyPending")
+
     async def _submit(self, record: Incoming, tenant: TenantPolicy, submission: Submission) -> None:
         name = trainingjobs.object_name(tenant.name, submission.id)
-        if tenant.max_pending_jobs is not None and not await self._may_have_more(tenant, submission.namespace, name):
-            too_many = f"tenant {tenant.name} has {tenant.max_pending_jobs} unfinished jobs, as many as it may have"
-            await self._reject(record, tenant, Rejected(too_many, "", submission.id), "TooManyPending")
-            return
         answer = await writes.create_trainingjob(
             self._kube, submission.namespace, name, submission.spec,
             labels={TENANT_LABEL: tenant.name},
@@ -112,7 +120,7 @@ class JobEvents:
             return
         elif outcome is not Outcome.DONE:
             raise PassingFault(why(answer))
-        elif tenant.max_pending_jobs is not None:
+        if not duplicate:
             self._pending.added(tenant)
         try:
             view = trainingjobs.parse(answer.body)

@@ -39,20 +39,23 @@ class PendingJobs:
         self._clock = clock
         self._counts: dict[str, _Count] = {}
 
+    def turn(self, tenant: TenantPolicy) -> asyncio.Lock:
+        """Held from the question for room to the answer to the creation: two that ask at once would both be let in."""
+        return self._counts.setdefault(tenant.name, _Count()).lock
+
     async def room(self, tenant: TenantPolicy) -> bool:
         """Whether one more may be taken. A list that cannot be had counts as room: it is a limit, not a safeguard."""
         most = tenant.max_pending_jobs
         if most is None:
             return True
         count = self._counts.setdefault(tenant.name, _Count())
-        async with count.lock:
-            age = self._clock.monotonic() - count.at
-            if age > (_FRESH_S if count.jobs < most else _FRESH_WHEN_FULL_S):
-                listed = await self._list(tenant, most)
-                if listed is None:
-                    return True
-                count.jobs, count.at = listed, self._clock.monotonic()
-            return count.jobs < most
+        age = self._clock.monotonic() - count.at
+        if age > (_FRESH_S if count.jobs < most else _FRESH_WHEN_FULL_S):
+            listed = await self._list(tenant, most)
+            if listed is None:
+                return True
+            count.jobs, count.at = listed, self._clock.monotonic()
+        return count.jobs < most
 
     def added(self, tenant: TenantPolicy) -> None:
         self._counts.setdefault(tenant.name, _Count()).jobs += 1
