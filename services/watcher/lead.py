@@ -233,9 +233,9 @@ class Leadership:
             await self._changed.wait()
             if self.synced and not self.picture.urgent:
                 # What is bound or gone is reported together; what waits for a decision is reported at once.
-                pause = GATHER_S - (self._clock.monotonic() - self._reported_at)
-                if pause > 0:
-                    await self._clock.sleep(pause)
+                gather = GATHER_S - (self._clock.monotonic() - self._reported_at)
+                if gather > 0:
+                    await self._clock.sleep(gather)
             self._changed.clear()
             if not self._listed.issuperset(PATHS):
                 continue
