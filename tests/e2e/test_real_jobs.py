@@ -149,4 +149,5 @@ async def test_a_user_submits_asks_why_and_cancels_with_the_command_line(world: 
     (row,) = json.loads(await drystone("status", f"{world.namespace}/{id}", "--json"))
     assert (row["phase"], row["bound"]) == ("Running", 3)
     assert "cancelled" in await drystone("cancel", f"{world.namespace}/{id}")
-    await world.until(lambda pods: not pods, within_s=30)
+    # The garbage collector looks for new kinds of owners every 30 s.
+    await world.until(lambda pods: not pods, within_s=75)

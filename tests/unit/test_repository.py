@@ -1,0 +1,310 @@
+"""What the repository says about itself: its commands exist, its files agree with each other and with the code."""
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+import yaml
+
+from cli.main import SERVICES, app
+from libs.contracts import topics
+from libs.domain import keys
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    said = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if said.returncode:
+        pytest.skip("no git checkout")
+    return tuple(name for name in said.stdout.decode().split("\0") if name and (ROOT / name).is_file())
+
+
+def text_of(name: str) -> str:
+    try:
+        return (ROOT / name).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+# --- docker-compose.yml ---------------------------------------------------------------------------------------------
+
+#: The part of the Compose specification that the file uses; anything else in it is a mistake until it is added here.
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_COMMAND = {"oneOf": [{"type": "string"}, _TEXTS]}
+_DURATION = {"type": "string", "pattern": r"^(\d+(h|m|s|ms|us))+$"}
+_ENVIRONMENT = {
+    "oneOf": [
+        {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
+        {"type": "array", "items": {"type": "string", "pattern": "^[^=]+(=.*)?$"}, "uniqueItems": True},
+    ]
+}
+_CONDITIONS = ["service_started", "service_healthy", "service_completed_successfully"]
+COMPOSE = {
+    "type": "object",
+    "required": ["services"],
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
+        "services": {"type": "object", "additionalProperties": {"$ref": "#/$defs/service"}, "minProperties": 1},
+        "volumes": {"type": "object", "additionalProperties": {"type": ["object", "null"]}},
+        "networks": {"type": "object", "additionalProperties": {"type": ["object", "null"]}},
+    },
+    "patternProperties": {"^x-": {}},
+    "additionalProperties": False,
+    "$defs": {
+        "service": {
+            "type": "object",
+            "anyOf": [{"required": ["image"]}, {"required": ["build"]}],
+            "properties": {
+                "image": {"type": "string", "pattern": "^[a-z0-9./_-]+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?$"},
+                "build": {"type": ["string", "object"]},
+                "command": _COMMAND,
+                "entrypoint": _COMMAND,
+                "environment": _ENVIRONMENT,
+                "volumes": {"type": "array", "items": {"type": ["string", "object"]}, "uniqueItems": True},
+                "ports": {"type": "array", "items": {"type": ["string", "number", "object"]}},
+                "restart": {"type": "string", "pattern": "^(no|always|unless-stopped|on-failure(:[0-9]+)?)$"},
+                "stop_grace_period": _DURATION,
+                "depends_on": {
+                    "oneOf": [
+                        _TEXTS,
+                        {
+                            "type": "object",
+                            "additionalProperties": {
+                                "type": "object",
+                                "required": ["condition"],
+                                "properties": {
+                                    "condition": {"enum": _CONDITIONS},
+                                    "restart": {"type": "boolean"},
+                                    "required": {"type": "boolean"},
+                                },
+                                "additionalProperties": False,
+                            },
+                        },
+                    ]
+                },
+                "healthcheck": {
+                    "type": "object",
+                    "properties": {
+                        "test": _COMMAND,
+                        "interval": _DURATION,
+                        "timeout": _DURATION,
+                        "start_period": _DURATION,
+                        "retries": {"type": "integer", "minimum": 1},
+                    },
+                    "additionalProperties": False,
+                },
+            },
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@cache
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load(text_of("docker-compose.yml")))
+
+
+def needed_by(service: dict[str, Any]) -> dict[str, str]:
+    said = service.get("depends_on", {})
+    if isinstance(said, list):
+        return dict.fromkeys(said, "service_started")
+    return {name: how["condition"] for name, how in said.items()}
+
+
+def test_the_compose_file_is_one() -> None:
+    jsonschema.validate(compose(), COMPOSE)
+
+
+def test_compose_services_depend_on_what_is_there_and_not_on_each_other() -> None:
+    services = compose()["services"]
+    for name, service in services.items():
+        for other, condition in needed_by(service).items():
+            assert other in services, f"{name} needs {other}"
+            if condition == "service_healthy":
+                assert "healthcheck" in services[other], f"{name} waits for {other}, which says nothing of its health"
+    left = {name: set(needed_by(service)) for name, service in services.items()}
+    while ready := {name for name, needs in left.items() if not needs}:
+        left = {name: needs - ready for name, needs in left.items() if name not in ready}
+    assert not left, f"in a circle: {sorted(left)}"
+
+
+def test_compose_volumes_are_declared_and_mounted_files_exist() -> None:
+    for name, service in compose()["services"].items():
+        for volume in service.get("volumes", ()):
+            source = re.sub(r"\$\{[^}]*\}", "~", volume).split(":")[0]
+            if source.startswith("."):
+                assert (ROOT / source).exists(), f"{name} mounts {source}"
+            elif not source.startswith(("/", "~")):
+                assert source in compose()["volumes"], f"{name} mounts {source}"
+
+
+def test_compose_runs_every_service_with_settings_that_exist() -> None:
+    services = compose()["services"]
+    assert {s["command"][1] for s in services.values() if s.get("command", [""])[0] == "service"} == set(SERVICES)
+    known = {
+        f"DRYSTONE_{name.upper()}"
+        for settings in (ROOT / "libs/host/settings.py", *(ROOT / "services").glob("*/settings.py"))
+        for name in re.findall(r"^    ([a-z_]+):", settings.read_text(), re.MULTILINE)
+    }
+    config = yaml.safe_load(text_of("k8s/base/config.yaml"))["data"]
+    for said in (config, *(s["environment"] for n, s in services.items() if n in SERVICES)):
+        assert said.keys() <= known
+
+
+def test_images_carry_the_version_of_the_project() -> None:
+    version = tomllib.loads(text_of("pyproject.toml"))["project"]["version"]
+    images = {s["image"] for s in compose()["services"].values() if s["image"].startswith("drystone")}
+    for name in tracked():
+        if name.startswith("k8s/") and name.endswith(".yaml"):
+            images |= set(re.findall(r"image: (drystone\S*)", text_of(name)))
+    assert images == {f"drystone:{version}"}
+
+
+# --- Makefile, README -----------------------------------------------------------------------------------------------
+
+
+def targets() -> dict[str, str]:
+    return dict(re.findall(r"^([a-z-]+):(.*)$", text_of("Makefile"), re.MULTILINE))
+
+
+def test_every_make_target_has_help_and_is_phony() -> None:
+    phony = set(re.search(r"^\.PHONY: (.*)$", text_of("Makefile"), re.MULTILINE).group(1).split())
+    assert {name for name, rest in targets().items() if "## " not in rest} == set()
+    assert phony == set(targets())
+
+
+def test_bare_make_prints_the_help() -> None:
+    said = subprocess.run(["make", "--silent"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert all(re.search(rf"^ +{name} ", said, re.MULTILINE) for name in targets())
+
+
+def commands(group: Any, before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        path = f"{before} {name}".strip()
+        found |= commands(command, path) if hasattr(command, "commands") else {path: command}
+    return found
+
+
+def shell_lines(name: str) -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", text_of(name), re.MULTILINE | re.DOTALL)
+    return [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.split("#")[0].strip()]
+
+
+def test_commands_in_the_readme_and_the_documents_exist() -> None:
+    known = commands(typer.main.get_command(app))  # type: ignore[arg-type]
+    seen = 0
+    for name in ("README.md", *(n for n in tracked() if n.startswith("docs/"))):
+        for line in shell_lines(name):
+            words = shlex.split(line)
+            if words[0] == "make":
+                assert words[1] in targets(), f"{name}: {line}"
+                seen += 1
+            elif words[0].endswith("drystone"):
+                path = next((p for p in known if " ".join(words[1:]).startswith(p)), None)
+                assert path is not None, f"{name}: {line}"
+                options = {o for p in known[path].params for o in (*p.opts, *p.secondary_opts)}
+                assert {w.partition("=")[0] for w in words if w.startswith("--")} <= options, f"{name}: {line}"
+                files = [w for w in words if w.endswith((".yaml", ".json"))]
+                assert all((ROOT / f).exists() for f in files), f"{name}: {line}"
+                seen += 1
+    assert seen >= 5
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for name in tracked():
+        if name.endswith(".md"):
+            for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text_of(name)):
+                assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    assert "make test" in text_of(".ci/run")
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+# --- topics ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_topic_table_is_consistent() -> None:
+    by_name = {t.name: t for t in topics.ALL}
+    assert len(by_name) == len(topics.ALL)
+    declared = {value.name for value in vars(topics).values() if isinstance(value, topics.Topic)}
+    assert declared == by_name.keys()
+    assert all(re.fullmatch(r"drystone\.[a-z-]+", name) for name in by_name)
+    # The owner of a partition of the tasks reads the same partition number of the others.
+    of_jobs = (topics.TASKS, topics.PLANS, topics.EVICTIONS, topics.OUTCOMES, topics.STATUS)
+    assert {t.partitions for t in of_jobs} == {topics.JOB_PARTITIONS}
+    assert {t.name for t in topics.ALL if t.compacted} == {"drystone.cluster", "drystone.gpus"}
+    for topic in topics.ALL:
+        assert topic.config(3)["min.insync.replicas"] == "2"
+        assert topic.config(1)["min.insync.replicas"] == "1"
+
+
+def test_documents_name_only_topics_of_the_table() -> None:
+    known = {t.name for t in topics.ALL}
+    for name in ("README.md", *(n for n in tracked() if n.startswith("docs/"))):
+        named = set(re.findall(r"`(drystone\.[a-z-]+)`", text_of(name)))
+        assert named <= known, f"{name}: {sorted(named - known)}"
+
+
+def test_the_admission_policy_guards_every_key_that_the_binder_writes() -> None:
+    policy = text_of("k8s/base/policies/result-annotations.yaml")
+    for key in (keys.GPUS, keys.GPU_MIB, keys.GPU_MILLI, keys.CLAIM, keys.JOB_KEY, keys.TASK):
+        assert f'"{key}"' in policy
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_tracked_file_names_a_place_on_one_machine() -> None:
+    # Spelled in parts, so that this file is no hit of its own.
+    places = [re.escape(p) for p in ("/" + "work/", "/" + "root/", "/home/" + "runner", "/" + "tmp/go")]
+    registries = [r"https?://[a-z0-9.-]+/(?:simple|artifactory|repository)/"]
+    pattern = re.compile("|".join(places + registries))
+    found = {name: hit.group(0) for name in tracked() if (hit := pattern.search(text_of(name)))}
+    assert found == {}
+
+
+def test_nothing_generated_or_secret_is_tracked() -> None:
+    wrong = re.compile(r"(__pycache__|\.pyc$|\.egg-info|(^|/)\.venv/|\.pem$|\.key$|kubeconfig|\.log$|^var/)")
+    assert [name for name in tracked() if wrong.search(name)] == []
+    large = {name: size for name in tracked() if (size := (ROOT / name).stat().st_size) > 1_500_000}
+    assert large == {}
+
+
+def test_every_yaml_and_json_file_parses() -> None:
+    for name in tracked():
+        if name.endswith((".yaml", ".yml")):
+            list(yaml.safe_load_all(text_of(name)))
+        elif name.endswith(".json"):
+            json.loads(text_of(name))
+
+
+def test_every_module_of_the_product_says_what_it_is_for() -> None:
+    missing = [
+        name
+        for name in tracked()
+        if re.match(r"(libs|services|cli|bench|tools)/.*\.py$", name)
+        and text_of(name).strip()
+        and ast.get_docstring(ast.parse(text_of(name))) is None
+    ]
+    assert missing == []
+
+
+def test_every_manifest_is_in_the_kustomization() -> None:
+    listed = set(yaml.safe_load(text_of("k8s/base/kustomization.yaml"))["resources"])
+    there = {n.removeprefix("k8s/base/") for n in tracked() if n.startswith("k8s/base/") and n.endswith(".yaml")}
+    assert there - {"kustomization.yaml"} == listed
