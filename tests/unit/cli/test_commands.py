@@ -1,0 +1,129 @@
+"""The commands themselves: what a wrong file, name or address gives is one sentence and status 1, never a trace."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.errors import CommandError
+from cli.jobs import submit
+from libs.kube.embedded import EmbeddedCluster
+from libs.kube.port import Answer
+from libs.kube.trainingjobs import object_name
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    return {"id": "first", "roles": [{"replicas": 2, "template": {"image": "train:1"}}], **changes}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> EmbeddedCluster:
+    """The commands talk to the simulated API server; it keeps its objects from one command to the next."""
+    cluster = EmbeddedCluster()
+
+    class Caller:
+        async def call(self, *args: Any, **kwargs: Any) -> Answer:
+            return await cluster.call(*args, **kwargs)
+
+        async def close(self) -> None:
+            return None
+
+    monkeypatch.setattr("cli.access.KubeClient.from_kubeconfig", lambda _path: Caller())
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    return cluster
+
+
+def said(tmp_path: Path, content: object) -> Path:
+    file = tmp_path / "job.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
+
+
+def run(file: Path, namespace: str = "default") -> int:
+    return submit(file, False, "127.0.0.1:9092", "drystone.jobs", namespace, None)
+
+
+def test_the_same_job_twice_is_one_and_another_under_its_id_is_refused(
+    server: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = object_name("default", "first")
+    assert run(said(tmp_path, job())) == 0
+    assert run(said(tmp_path, job())) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"default/{name}: submitted",
+        f"default/{name}: already submitted",
+    ]
+    with pytest.raises(CommandError, match="the id first was used for another job"):
+        run(said(tmp_path, job(priority="high")))
+
+
+def test_a_job_goes_where_its_file_says_before_where_the_option_says(
+    server: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("named", "option"):
+        body = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).encode()
+        assert asyncio.run(server.call("POST", "/api/v1/namespaces", body)).ok
+    run(said(tmp_path, job(namespace="named")), namespace="option")
+    run(said(tmp_path, job()), namespace="option")
+    assert [line.partition("/")[0] for line in capsys.readouterr().out.splitlines()] == ["named", "option"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("- a\n- list", "holds no fields"),
+        ("{", "no job in YAML or JSON"),
+        ("id: 2026-01-01", "no job in YAML or JSON"),  # YAML's dates are no JSON
+        ("id: &a [*a]", "no job in YAML or JSON"),  # a list that holds itself
+        (job(colour="red"), "colour: no such field"),
+        (job(roles=[]), "roles"),
+        (job(namespace="Not A Name"), "is no name of a namespace"),
+        (job(namespace=7), "is no name of a namespace"),
+        (job(roles=[{"template": {"spec": {"hostPID": True}}}]), "host namespaces are not allowed"),
+    ],
+)
+def test_a_wrong_file_gives_one_sentence(
+    server: EmbeddedCluster, tmp_path: Path, content: object, sentence: str
+) -> None:
+    with pytest.raises(CommandError) as raised:
+        run(said(tmp_path, content))
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def drystone(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("drystone")), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+
+
+def test_without_a_cluster_there_is_one_sentence_and_no_trace(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    done = drystone("status", KUBECONFIG=str(config))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("drystone: kubeconfig ")
+    assert len(done.stderr.splitlines()) == 1
+    config.write_text(
+        "{current-context: c, contexts: [{name: c, context: {cluster: c}}],"
+        " clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]}"
+    )
+    done = drystone("why", "job", KUBECONFIG=str(config))
+    assert done.returncode == 1
+    assert done.stderr.startswith("drystone: ")
+    assert "does not answer" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_broker_gives_one_sentence(tmp_path: Path) -> None:
+    done = drystone("submit", str(said(tmp_path, job())), "--kafka", "--bootstrap", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr == "drystone: no Kafka broker answers at 127.0.0.1:1\n"
