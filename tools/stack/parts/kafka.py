@@ -83,7 +83,8 @@ def _prepare(info: StackInfo, tools: Tools) -> None:
     write_private(folder / "log4j2.properties", _LOG4J)
     if (folder / "data" / "meta.properties").exists():
         return
-    cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode("ascii")
+    # A leading dash would be read as an option of the tool.
+    cluster = "k" + urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode("ascii")[1:]
     # Runs for a second: the JVM is told not to compile with care what runs once.
     command = [*_java(info, tools, "-XX:TieredStopAtLevel=1", "-Xshare:auto"), "kafka.tools.StorageTool"]
     command += ["format", "--cluster-id", cluster, "--config", str(properties)]
