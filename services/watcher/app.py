@@ -67,18 +67,13 @@ class Watcher:
         pause = Backoff(0.2, 5.0)
         while True:
             await self._lease.won.wait()
-            leadership = Leadership(
-                self._parts.kube,
-                self._parts.ledger,
-                self._parts.bus,
-                self._settings,
-                self._parts.clock,
-                self._lease.term,
-            )
-            self._leadership = leadership
-            metrics.LEADER.set(1)
-            log.info("leading", term=self._lease.term)
             try:
+                term = await self._term()
+                leadership = self._leadership = Leadership(
+                    self._parts.kube, self._parts.ledger, self._parts.bus, self._settings, self._parts.clock, term
+                )
+                metrics.LEADER.set(1)
+                log.info("leading", term=term)
                 async with asyncio.TaskGroup() as tasks:
                     work = tasks.create_task(never_ends(leadership.run(), "leadership"), name="leadership")
                     tasks.create_task(_until(self._lease.lost, work), name="lease lost")
@@ -90,6 +85,15 @@ class Watcher:
             finally:
                 self._leadership = None
                 metrics.LEADER.set(0)
+
+    async def _term(self) -> int:
+        """The lease's term; more than that where the ledger has seen a higher one although we lead. That is so when the
+        Lease was deleted and counts from one again: every call of ours would be refused for ever."""
+        seen = (await self._parts.ledger.open()).term
+        if seen > self._lease.term and self._lease.is_leader:
+            log.warning("the lease counts anew", lease=self._lease.term, ledger=seen)
+            return seen + 1
+        return self._lease.term
 
     async def _take_job_events(self, stop: asyncio.Event) -> None:
         """Queues and priorities are known first, if the broker lets us: a hint without them names the wrong ones."""
