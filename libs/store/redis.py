@@ -335,7 +335,12 @@ class RedisLedger:
         out: list[Mapping[str, Refusal]] = []
         for batch in _plan_batches(plans):
             rows = [
-                (p.id, 1 if p.gang else 0, p.generation, [(a.claim, a.task, a.node) for a in p.assignments])
+                (
+                    p.id,
+                    1 if p.gang else 0,
+                    p.generation,
+                    [(a.claim, a.task, a.node, a.node_spec) for a in p.assignments],
+                )
                 for p in batch
             ]
             out += _refusal_lists(await self._call("begin", self._writing_ms, _encode(rows)))

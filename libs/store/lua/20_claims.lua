@@ -280,8 +280,10 @@ local function commit(keys, args)
   return {'[' .. concat(results, ',') .. ']', nodes, queues}
 end
 
--- begin: ARGV writing_ms, then {id, gang, generation, [[claim, task]...]} per plan -> refusals by claim id, per plan.
--- A claim that is not refused is writing when this returns. Of a gang that has not begun, one dead claim refuses all.
+-- begin: ARGV writing_ms, then {id, gang, generation, [[claim, task, node, spec]...]} per plan -> refusals by claim id,
+-- per plan. A claim that is not refused is writing when this returns. Of a gang that has not begun, one dead claim
+-- refuses all. The node's spec is compared once more: the watcher tells a cordon here before it tells it on a topic, so
+-- a binder that stood still, and may read the plan before the newer fact, cannot bind to a cordoned node.
 local function begin(keys, args)
   local u = start(keys)
   local plans, ids, tasks, names = dec(args[2]), {}, {}, {}
@@ -328,7 +330,9 @@ local function begin(keys, args)
         elseif c.s == 'w' then
           begun = true
         else
-          why = (tombs[a[2]] and 'tombstone') or overfilled(node(u, c.n), c.c)
+          local n = node(u, c.n)
+          why = (tombs[a[2]] and 'tombstone') or overfilled(n, c.c)
+          if not why and a[4] and n.spec.s ~= a[4] then why = 'node-changed' end
           if why then blocked = blocked or why else ready_now[#ready_now + 1] = {claim, c} end
         end
       end

@@ -143,6 +143,23 @@ async def test_older_fact_of_a_node_is_dropped_by_length_before_text(scene: Scen
     assert answer.taken == ("a.0",)
 
 
+async def test_a_node_cordoned_after_the_commit_is_not_begun(scene: Scene) -> None:
+    """The binder stood still; the plan reached it before the fact on its topic did, but not before the ledger."""
+    plan = scene.plan("a", ("t1", 0))
+    await scene.ledger.commit([plan])
+    await scene.ledger.nodes_seen([node(version="11", spec="cordoned")], TERM)
+    assert await scene.ledger.begin([plan]) == [{"a.0": Refusal.NODE_CHANGED}]
+    assert [h.state for h in await scene.holders()] == ["planned"], "freed by whoever is told"
+
+
+async def test_a_claim_that_was_begun_before_the_cordon_is_not_taken_back_by_a_redelivery(scene: Scene) -> None:
+    plan = scene.plan("a", ("t1", 0))
+    await scene.ledger.commit([plan])
+    assert await scene.ledger.begin([plan]) == [{}]
+    await scene.ledger.nodes_seen([node(version="11", spec="cordoned")], TERM)
+    assert await scene.ledger.begin([plan]) == [{}]
+
+
 async def test_bound_then_gone_then_a_late_confirm_inserts_nothing(scene: Scene) -> None:
     plan = scene.plan("a", ("t1", 0))
     await scene.ledger.commit([plan])
