@@ -31,7 +31,7 @@ from libs.runtime.lifecycle import Service
 from libs.store.embedded import embedded_ledger
 
 #: Share of the replay's time in which tasks arrive; the rest is for those that still run.
-ARRIVING = 0.6
+ARRIVING = 0.5
 LIMIT_FACTOR = 3.0
 
 
@@ -114,7 +114,7 @@ async def services(parts: Parts) -> AsyncIterator[list[Service]]:
 
 
 def replay(*, seconds: float, tasks: int, as_json: bool) -> int:
-    logs.configure(level="WARNING", format="console", service="run", replica="0")
+    logs.configure(level="ERROR", format="console", service="run", replica="0")
     summary = asyncio.run(_replay(seconds, tasks, quiet=as_json))
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=2) + "\n")
