@@ -6,6 +6,7 @@ alone. So a broker that was away costs latency and never a fact.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeVar
@@ -37,6 +38,7 @@ class Emitter:
         self._term = term
         self._dirty: dict[str, Outgoing] = {}
         self._hints: list[Outgoing] = []
+        self._flushing = asyncio.Lock()
         #: Keys that the topic has, as far as acknowledgements tell.
         self.acknowledged: set[str] = set()
 
@@ -51,6 +53,13 @@ class Emitter:
 
     async def flush(self) -> bool:
         """Publish what is dirty; whether all of it was acknowledged."""
+        # One at a time: of two that publish the same things the second would take newer hints for acknowledged.
+        async with self._flushing:
+            await self._flush()
+        metrics.DIRTY.set(len(self._dirty))
+        return not self._dirty
+
+    async def _flush(self) -> None:
         if self._dirty or self._hints:
             facts, hints = dict(self._dirty), list(self._hints)
             try:
@@ -66,8 +75,6 @@ class Emitter:
                     (self.acknowledged.discard if record.value is None else self.acknowledged.add)(key)
             # Hints are worth nothing after a while: placement's slow pass finds what they were about.
             del self._hints[:-10_000]
-        metrics.DIRTY.set(len(self._dirty))
-        return not self._dirty
 
     @property
     def dirty(self) -> bool:

@@ -260,7 +260,7 @@ async def test_what_went_while_the_watch_was_down_is_found_by_the_relist_after_4
 
 async def test_facts_that_the_broker_did_not_acknowledge_are_sent_again() -> None:
     world = await World().open()
-    watcher = world.watcher()
+    watcher = world.watcher(slow_pass_s=600)
     async with world.running(watcher):
         await world.synced(watcher)
         world.bus.lose = 2

@@ -1,0 +1,85 @@
+"""What leaves the leader while the broker is slow or away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from libs.bus.port import BusUnavailable, Outgoing
+from libs.contracts.events import NodeFact
+from libs.domain.jobs import JobHead, Task
+from libs.store.embedded import embedded_ledger
+from libs.testkit.builders import node
+from services.watcher.changes import Changes
+from services.watcher.emit import TASKS_IN_RECORD, Emitter, hint_records
+
+
+class Broker:
+    """Acknowledges when `open` is set; `away` refuses."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.away = False
+        self.acknowledged: list[Outgoing] = []
+
+    async def publish(self, records: Sequence[Outgoing]) -> None:
+        await self.open.wait()
+        if self.away:
+            raise BusUnavailable("away")
+        self.acknowledged += records
+
+
+def about(job: str) -> Changes:
+    changes = Changes()
+    changes.hint(JobHead(f"pod/team/{job}", "team", "team")).tasks[job] = Task(job, job, "team")
+    return changes
+
+
+async def emitter(broker: Broker) -> Emitter:
+    ledger = embedded_ledger()
+    await ledger.open()
+    await ledger.begin_rebuild(1)
+    return Emitter(ledger, broker, 12, 1)
+
+
+async def test_two_publishes_at_once_do_not_lose_the_hint_that_came_between() -> None:
+    broker = Broker()
+    emit = await emitter(broker)
+    first = asyncio.create_task(emit.report(about("first"), "1"))
+    await asyncio.sleep(0)
+    again = asyncio.create_task(emit.flush())
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(emit.report(about("second"), "2"))
+    await asyncio.sleep(0.01)
+    broker.open.set()
+    await asyncio.gather(first, again, second)
+    assert {"pod/team/first", "pod/team/second"} == {record.key for record in broker.acknowledged}
+
+
+async def test_a_fact_stays_owed_until_it_is_acknowledged_and_only_the_newest_is_sent() -> None:
+    broker = Broker()
+    broker.open.set()
+    broker.away = True
+    emit = await emitter(broker)
+    for gpus in (4, 8):
+        changes = Changes()
+        changes.say(NodeFact(node("n1", gpus=gpus), 1))
+        await emit.report(changes, "1")
+    assert emit.owes("node/n1")
+    assert not emit.acknowledged
+    broker.away = False
+    assert await emit.flush()
+    (record,) = broker.acknowledged
+    assert record.value is not None
+    assert record.value.count(b'"mib"') == 8
+    assert not emit.owes("node/n1")
+    assert emit.acknowledged == {"node/n1"}
+
+
+def test_a_gang_of_thousands_travels_in_records_that_the_topic_takes() -> None:
+    changes = Changes()
+    hint = changes.hint(JobHead("gang/team/big", "team", "team", gang_min=2500))
+    hint.tasks.update((str(n), Task(str(n), str(n), "team")) for n in range(2500))
+    records = hint_records([hint.event("9")], 12)
+    assert len(records) == -(-2500 // TASKS_IN_RECORD)
+    assert len({record.partition for record in records}) == 1
