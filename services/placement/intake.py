@@ -103,6 +103,9 @@ class Intake:
         if change.deleted:
             self._cancelled(key)
             return
+        if known is not None and change.bound:
+            # May come before the binder's outcome, which then brings nothing new: the job is told of here.
+            state.bound(known, change.bound)
         state.pending.merge(change, partition, now)
         job = state.pending.jobs.get(key)
         if change.gone and head.uid:
