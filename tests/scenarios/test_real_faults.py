@@ -84,6 +84,7 @@ async def test_a_gang_of_which_one_pod_vanished_before_the_bind_is_not_bound_in_
         await world.create(*gang)
         await world.until_held(lambda held: sum(h.state == "planned" for h in held) == 4)
         await world.delete("gang-2")
+        await world.until_held(lambda held: len(held) == 3)  # the ledger knows that one has ended
     await world.until_held(lambda held: not held)
     pods = await world.until(lambda pods: all(p.reason for p in pods.values()))
     assert bound(pods) == []
