@@ -146,7 +146,7 @@ class Placement:
                         Phase("publish status", 2.0, self._flush_words),
                     ]
                 )
-            _cancel([*readers, *deciders, *senders])
+            await _ended([*readers, *deciders, *senders])
         # Beside others in one process the bus lives on: our partitions go to the other members at once.
         leave = getattr(group, "leave", None)
         if leave is not None:
@@ -203,6 +203,14 @@ async def _either(stop: asyncio.Event, *events: asyncio.Event) -> bool:
     finally:
         for task in (*waiting, stopped):
             task.cancel()
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel until they have ended. A cancellation that arrives together with the answer that a library waits for can
+    be lost in it, and a task that goes on reading would hold up the end of the process."""
+    while pending := [task for task in tasks if not task.done()]:
+        _cancel(pending)
+        await asyncio.wait(pending, timeout=0.2)
 
 
 def _cancel(tasks: list[asyncio.Task[None]]) -> None:
