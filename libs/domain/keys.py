@@ -1,4 +1,4 @@
-"""Names that Drystone reads from and writes to Kubernetes objects: one place, so that a typo cannot split the system."""
+"""Names that Drystone reads from and writes to Kubernetes objects: one place, so that no typo splits the system."""
 
 from typing import Final
 

@@ -62,5 +62,5 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def newer(left: str, right: str) -> bool:
-    """Whether resourceVersion `left` is newer than `right`. Versions exceed a double, so compare by length, then text."""
+    """Whether resourceVersion `left` is newer. Versions exceed a double, so they compare by length, then as text."""
     return (len(left), left) > (len(right), right)
