@@ -15,7 +15,8 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     """One pod to be placed: an existing pending pod, or one that the binder will create for a TrainingJob.
 
     `id` is the pod's uid, or for a pod to be created "<job uid>/<role>/<index>/<attempt>". `version` is the pod's
-    resourceVersion, empty for a pod to be created. `created` is the API server's creation time, seconds since the epoch.
+    resourceVersion, empty for a pod to be created. `created` is the API server's time of creation, seconds since the
+    epoch.
     """
 
     id: str
