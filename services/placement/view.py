@@ -153,6 +153,9 @@ class View:
             return
         self.pods[fact.uid] = fact
         self.engine.pod_seen(self._running(fact))
+        if known is None and fact.ours:
+            # A job refused a moment ago may evict this pod, whose fact came after the decision: nothing else wakes it.
+            self.news.kinds.add(Wake.ROOM_FREED)
         self.on_pod(fact, True)
 
     def _running(self, fact: PodFact) -> RunningTask:
