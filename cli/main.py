@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.errors import CommandError
+from cli.simulate import simulate_app
 
 app = typer.Typer(
     help="Drystone fits AI-training jobs onto GPU clusters on Kubernetes.",
@@ -21,6 +22,7 @@ stack_app = typer.Typer(help="The real parts (API server, Kafka, Redis, Promethe
 bench_app = typer.Typer(help="Measurements; each prints its figures, as JSON with --json.")
 app.add_typer(stack_app, name="stack")
 app.add_typer(bench_app, name="bench")
+app.add_typer(simulate_app, name="simulate")
 
 SERVICES = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
 

@@ -1,0 +1,12 @@
+"""`drystone simulate`: try policies on your own lists before anything is installed."""
+
+from __future__ import annotations
+
+import typer
+
+simulate_app = typer.Typer(help="Policies on your own lists, in virtual time; needs no cluster.", no_args_is_help=True)
+
+
+@simulate_app.callback()
+def simulate() -> None:
+    """Policies on your own lists, in virtual time; needs no cluster."""
