@@ -17,12 +17,13 @@ from libs.domain.nodes import Toleration
 from libs.domain.resources import WHOLE, GpuRequest, Request
 from libs.kube.objects import Container, PodSpec, Quantities, Resources, present
 from libs.kube.quantities import mib, milli, units
+from libs.kube.shares import HAMI, Share, share_of
 
 #: Volumes that any node can mount, without limits per node.
 _PLAIN_VOLUMES: Final = frozenset(
     {"name", "emptyDir", "configMap", "secret", "projected", "downwardAPI", "hostPath", "nfs", "image"}
 )
-_UNDERSTOOD: Final = frozenset({"cpu", "memory", keys.GPU_RESOURCE})
+_UNDERSTOOD: Final = frozenset({"cpu", "memory", keys.GPU_RESOURCE, *HAMI})
 _MOST_DEVICES: Final = 1024
 _MOST_MIB: Final = 2**31
 
@@ -42,7 +43,8 @@ def asked(spec: PodSpec, annotations: Mapping[str, str]) -> Asked:
     for name, amount in sums.items():
         if name not in _UNDERSTOOD and amount:
             problems.append(f"resource {name}")
-    gpu = _gpu(sums.get(keys.GPU_RESOURCE, 0), annotations, problems)
+    share = share_of(spec, annotations, problems)
+    gpu = _gpu(sums.get(keys.GPU_RESOURCE, 0), share, models_of(annotations), problems)
     request = Request(cpu=sums.get("cpu", 0), mem=mib(sums.get("memory", 0), up=True), gpu=gpu)
     return Asked(request, tuple(dict.fromkeys(problems)))
 
@@ -129,34 +131,29 @@ def _most(into: Sums, other: Mapping[str, int]) -> None:
 # --- GPUs ---------------------------------------------------------------------------------------------------
 
 
-def _gpu(count: int, annotations: Mapping[str, str], problems: list[str]) -> GpuRequest:
-    fraction, memory = annotations.get(keys.GPU_FRACTION), annotations.get(keys.GPU_MEMORY)
-    models = models_of(annotations)
+def _gpu(count: int, share: Share | None, models: tuple[str, ...], problems: list[str]) -> GpuRequest:
     if count > _MOST_DEVICES:
         problems.append(f"{keys.GPU_RESOURCE}: {count} devices is more than any node has")
         count = _MOST_DEVICES
-    if fraction is not None and memory is not None:
-        problems.append(f"both {keys.GPU_FRACTION} and {keys.GPU_MEMORY}: ask by one of them")
-        return GpuRequest(count=max(count, 1), models=models)
-    if fraction is None and memory is None:
+    if share is None:
         return GpuRequest(count=count, models=models) if count else GpuRequest()
     if count:
-        problems.append(
-            f"{keys.GPU_FRACTION if fraction is not None else keys.GPU_MEMORY} beside {keys.GPU_RESOURCE}: "
-            "the device plugin would hand out whole devices"
-        )
+        problems.append(f"{share.key} beside {keys.GPU_RESOURCE}: the device plugin would hand out whole devices")
         return GpuRequest(count=count, models=models)
-    if fraction is not None:
-        share = fraction_milli(fraction)
-        if share is None:
-            problems.append(f"{keys.GPU_FRACTION}: {fraction[:40]!r} is not a number above 0 and at most 1")
-            return GpuRequest(count=1, models=models)
-        return GpuRequest(count=1, milli=0 if share == WHOLE else share, models=models)
-    size = memory_mib(memory or "")
-    if size is None:
-        problems.append(f'{keys.GPU_MEMORY}: {(memory or "")[:40]!r} is not an amount such as "8192" (MiB) or "8Gi"')
-        return GpuRequest(count=1, models=models)
-    return GpuRequest(count=1, mib=size, models=models)
+    taken = GpuRequest(count=share.devices, models=models)
+    if share.fraction is not None:
+        part = fraction_milli(share.fraction)
+        if part is None:
+            problems.append(f"{share.key}: {share.fraction[:40]!r} is not a number above 0 and at most 1")
+            return taken
+        return msgspec.structs.replace(taken, milli=0 if part == WHOLE else part)
+    if share.memory is not None:
+        size = memory_mib(share.memory)
+        if size is None:
+            problems.append(f'{share.key}: {share.memory[:40]!r} is not an amount such as "8192" (MiB) or "8Gi"')
+            return taken
+        return msgspec.structs.replace(taken, mib=size)
+    return taken
 
 
 def fraction_milli(text: str) -> int | None:

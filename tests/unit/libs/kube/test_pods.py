@@ -86,6 +86,76 @@ class TestGpuWishes:
         assert "whole devices" in beside.unsupported[0]
 
 
+class TestWishesInOthersWords:
+    @pytest.mark.parametrize(
+        ("annotations", "expected"),
+        [
+            ({"gpu-fraction": "0.5"}, GpuRequest(count=1, milli=500)),
+            ({"gpu-memory": "2000"}, GpuRequest(count=1, mib=2000)),
+            ({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "4"}, GpuRequest(count=4, milli=250)),
+            ({"gpu-memory": "2500", "gpu-fraction-num-devices": "2"}, GpuRequest(count=2, mib=2500)),
+            ({"gpu-fraction": "0.5", "drystone.dev/gpu-fraction": "0.5"}, GpuRequest(count=1, milli=500)),
+            ({"gpu-fraction-num-devices": "4"}, GpuRequest()),
+        ],
+    )
+    def test_kai(self, annotations: dict[str, str], expected: GpuRequest) -> None:
+        view = pod(annotations=annotations)
+        assert (view.request.gpu, view.unsupported) == (expected, ())
+
+    @pytest.mark.parametrize(
+        ("limits", "expected"),
+        [
+            ({"nvidia.com/gpumem": "3000"}, GpuRequest(count=1, mib=3000)),
+            ({"nvidia.com/gpumem-percentage": "50"}, GpuRequest(count=1, milli=500)),
+            ({"nvidia.com/gpumem-percentage": "25", "nvidia.com/gpucores": "60"}, GpuRequest(count=1, milli=600)),
+            ({"nvidia.com/gpumem-percentage": "100"}, GpuRequest(count=1)),
+            ({"nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "0"}, GpuRequest(count=1, mib=3000)),
+            # The memory goes with the cores, all of it.
+            ({"nvidia.com/gpucores": "30"}, GpuRequest(count=1)),
+        ],
+    )
+    def test_hami(self, limits: dict[str, str], expected: GpuRequest) -> None:
+        view = pod(limits={"cpu": "1", **limits})
+        assert (view.request.gpu, view.unsupported) == (expected, ())
+
+    @pytest.mark.parametrize(
+        ("spec", "said"),
+        [
+            ({"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}}, "hand out whole devices"),
+            ({"limits": {"nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}}, "by one of them"),
+            ({"limits": {"nvidia.com/gpumem-percentage": "101"}}, "more than 100 percent"),
+            ({"limits": {"nvidia.com/gpumem": "x"}}, "is not a quantity"),
+            ({"annotations": {"gpu-fraction": "2"}}, "gpu-fraction: '2' is not a number above 0 and at most 1"),
+            ({"annotations": {"gpu-fraction": "0.5", "gpu-memory": "10"}}, "both gpu-fraction and gpu-memory"),
+            (
+                {"annotations": {"gpu-fraction": "0.5", "drystone.dev/gpu-fraction": "0.25"}},
+                "both drystone.dev/gpu-fraction and gpu-fraction",
+            ),
+            (
+                {"annotations": {"gpu-fraction": "0.5"}, "limits": {"nvidia.com/gpumem": "10"}},
+                "both gpu-fraction and nvidia.com/gpumem",
+            ),
+            ({"annotations": {"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}}, "is not a number of devices"),
+            ({"annotations": {"gpu-fraction": "0.5"}, "limits": {"nvidia.com/gpu": "1"}}, "hand out whole devices"),
+            ({"annotations": {"nvidia.com/use-gputype": "A100"}}, "annotation nvidia.com/use-gputype"),
+            (
+                {
+                    "containers": [
+                        {"name": name, "resources": {"limits": {"nvidia.com/gpumem": "10"}}} for name in ("a", "b")
+                    ]
+                },
+                "in several containers",
+            ),
+        ],
+    )
+    def test_what_cannot_be_served_as_it_was_meant_is_explained(self, spec: dict[str, Any], said: str) -> None:
+        assert said in pod(**spec).unsupported[0]
+
+    def test_a_pod_of_hami_that_another_scheduler_placed_is_charged_by_count(self) -> None:
+        view = pod(schedulerName="hami-scheduler", limits={"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3000"})
+        assert view.charge().blind == 2
+
+
 class TestUnsupported:
     @pytest.mark.parametrize(
         ("spec", "said"),
