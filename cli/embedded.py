@@ -1,7 +1,7 @@
 """`drystone run`: the services in one process, on a simulated cluster, fed with real tasks.
 
-The bus is in memory, the ledger runs its own Lua under an embedded Redis, API server and kubelets are simulated;
-everything else is the code of production. Time runs faster: a task of ten minutes takes seconds.
+The bus is in memory, the ledger runs its own Lua under an embedded Redis, API server, kubelets and the GPUs' Prometheus
+are simulated; everything else is the code of production. Time runs faster: a task of ten minutes takes seconds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from rich.live import Live
 from rich.table import Table
 
 from cli import workload
+from cli.errors import CommandError
+from cli.gpus import Measured, SimulatedPrometheus
 from libs.bus.memory import MemoryBus
 from libs.domain import keys
 from libs.host.parts import Parts
+from libs.host.settings import WrongSettings, read_settings
 from libs.kube.embedded import EmbeddedCluster
+from libs.kube.sim.control import Controllers
 from libs.kube.sim.kubelet import SimulatedKubelets
 from libs.observe import logs
 from libs.runtime.lifecycle import Service
@@ -83,10 +87,12 @@ def _gpus(pod: dict[str, Any]) -> float:
 
 
 @asynccontextmanager
-async def services(parts: Parts) -> AsyncIterator[list[Service]]:
-    """The services of one installation, serving until the block ends, then stopped in order."""
+async def services(parts: Parts, prometheus_url: str) -> AsyncIterator[list[Service]]:
+    """The five services of one installation, serving until the block ends, then stopped in order."""
     from services.binder.app import build as binder
     from services.binder.settings import BinderSettings
+    from services.metrics_collector.app import build as collector
+    from services.metrics_collector.settings import CollectorSettings
     from services.placement.app import build as placement
     from services.placement.settings import PlacementSettings
     from services.preemptor.app import build as preemptor
@@ -94,11 +100,13 @@ async def services(parts: Parts) -> AsyncIterator[list[Service]]:
     from services.watcher.app import build as watcher
     from services.watcher.settings import WatcherSettings
 
+    measuring = read_settings(CollectorSettings).model_copy(update={"prometheus_url": prometheus_url})
     running: list[Service] = [
-        watcher(WatcherSettings(), parts),
-        placement(PlacementSettings(), parts),
-        preemptor(PreemptorSettings(), parts),
-        binder(BinderSettings(), parts),
+        watcher(read_settings(WatcherSettings), parts),
+        collector(measuring, parts),
+        placement(read_settings(PlacementSettings), parts),
+        preemptor(read_settings(PreemptorSettings), parts),
+        binder(read_settings(BinderSettings), parts),
     ]
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -115,7 +123,10 @@ async def services(parts: Parts) -> AsyncIterator[list[Service]]:
 
 def replay(*, seconds: float, tasks: int, as_json: bool) -> int:
     logs.configure(level="ERROR", format="console", service="run", replica="0")
-    summary = asyncio.run(_replay(seconds, tasks, quiet=as_json))
+    try:
+        summary = asyncio.run(_replay(seconds, tasks, quiet=as_json))
+    except WrongSettings as error:
+        raise CommandError(str(error)) from None
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=2) + "\n")
     else:
@@ -131,6 +142,7 @@ async def _replay(seconds: float, limit: int, *, quiet: bool) -> dict[str, Any]:
     speed = max(work / (0.85 * capacity * seconds), max(j.seconds for j in jobs) / (0.4 * seconds))
     cluster = EmbeddedCluster()
     kubelets = SimulatedKubelets(cluster, speed=speed)
+    controllers = Controllers(cluster)
     for node in nodes:
         cluster.call_now("POST", "/api/v1/nodes", json.dumps(node).encode())
     bus = MemoryBus()
@@ -139,22 +151,33 @@ async def _replay(seconds: float, limit: int, *, quiet: bool) -> dict[str, Any]:
     await ledger.open()
     begun = time.monotonic()
     progress = Progress(sum(len(j.pods) for j in jobs), capacity, begun)
+    measured = Measured()
     try:
-        async with services(Parts(bus, ledger, cluster)):
-            watch = asyncio.create_task(_watch(cluster, progress), name="replay watch")
+        async with (
+            SimulatedPrometheus(cluster).serving() as prometheus,
+            services(Parts(bus, ledger, cluster), prometheus),
+        ):
+            watches = [
+                asyncio.create_task(_watch(cluster, progress), name="replay watch"),
+                asyncio.create_task(measured.follow(bus), name="GPU facts"),
+            ]
             try:
                 with _Drawing(speed, quiet) as show:
                     await _feed(cluster, jobs, seconds * ARRIVING, progress, show)
                     await _finish(progress, seconds * LIMIT_FACTOR, show)
+                measured.until(time.monotonic())
             finally:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
+                for watch in watches:
+                    watch.cancel()
+                await asyncio.gather(*watches, return_exceptions=True)
     finally:
+        controllers.stop()
         kubelets.stop()
         await bus.close()
         await ledger.close()
         await cluster.close()
-    return _summary(progress, kubelets, cluster, len(jobs), len(nodes), speed, time.monotonic() - begun)
+    summary = _summary(progress, kubelets, cluster, len(jobs), len(nodes), speed, time.monotonic() - begun)
+    return {**summary, "GPUs as measured": measured.summary()}
 
 
 async def _watch(cluster: EmbeddedCluster, progress: Progress) -> None:
@@ -279,6 +302,10 @@ def _print(summary: dict[str, Any]) -> None:
     table.add_row("placed", f"{summary['tasks placed']}, finished {summary['tasks finished']}")
     table.add_row("time", f"{summary['seconds']} s, {summary['speed']:.0f} times as fast as the trace")
     table.add_row("GPUs allocated", f"{summary['GPU allocation %']} % of all, over the whole replay")
+    measured = summary["GPUs as measured"]
+    table.add_row(
+        "GPUs as measured", f"{measured['utilisation %']} % busy, {measured['memory %']} % of memory used (Prometheus)"
+    )
     table.add_row("waits", f"median {wait['p50']} ms, 90 % under {wait['p90']} ms, longest {wait['max']} ms")
     table.add_row(
         "decision latency", f"median {latency['p50']} ms, 99 % under {latency['p99']} ms (tasks that had room)"
