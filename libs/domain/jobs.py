@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import enum
 import zlib
+from typing import Final
 
 import msgspec
 
 from libs.domain.nodes import Toleration
 from libs.domain.resources import Request
+from libs.domain.rules import Rules
+
+#: The entry of `Task.unsupported` of a pod that waits for its scheduling gates: not now, rather than never.
+GATES: Final = "scheduling gates"
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,6 +38,9 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     created: float = 0.0
     #: True where the binder creates the pod already bound.
     create: bool = False
+    #: Labels that the pod has or will have, for rules of its own and of other pods.
+    labels: dict[str, str] = {}
+    rules: Rules | None = None
 
 
 class JobHead(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -23,7 +23,7 @@ class Toleration(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An empty key with operator Exists tolerates everything; an empty effect, every effect."""
 
     key: str
-    operator: str  # Exists | Equal
+    operator: str  # Exists | Equal; any other tolerates nothing
     value: str
     effect: str
 
@@ -34,7 +34,7 @@ class Toleration(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return False
         if self.operator == "Exists":
             return True
-        return bool(self.key) and self.value == taint.value
+        return self.operator in ("Equal", "") and self.value == taint.value
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,6 +55,8 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     ready: bool = True
     #: Why devices of this node cannot be given out by index ("MIG mode", "time-sliced"), empty if they can.
     gpus_closed: str = ""
+    #: Allocatable of every resource but CPU, memory, pods and GPUs, in its base unit.
+    extra: dict[str, int] = {}
 
     @property
     def open(self) -> bool:

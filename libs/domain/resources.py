@@ -41,11 +41,13 @@ class GpuRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Effective request of one task: CPU in milli-cores, memory in MiB, GPUs."""
+    """Effective request of one task: CPU in milli-cores, memory in MiB, GPUs; `extra` has every other resource by name,
+    in its base unit (bytes, devices), sorted, none of them zero."""
 
     cpu: int = 0
     mem: int = 0
     gpu: GpuRequest = GpuRequest()
+    extra: tuple[tuple[str, int], ...] = ()
 
     @property
     def gpu_milli(self) -> int:

@@ -26,8 +26,16 @@ class Reason(enum.StrEnum):
     CORDONED = "node cordoned"
     TAINT = "untolerated taint"
     SELECTOR = "node selector does not match"
+    AFFINITY = "node affinity does not match"
+    TOPOLOGY = "no label of the topology asked for"
+    POD_AFFINITY = "no pod nearby that affinity asks for"
+    ANTI_AFFINITY = "a pod nearby that anti-affinity keeps away from"
+    REPELLED = "a pod nearby keeps this one away by anti-affinity"
+    SPREAD = "topology spread constraint"
+    PORTS = "host port taken"
     CPU = "not enough CPU"
     MEMORY = "not enough memory"
+    EXTRA = "not enough of another resource"
     PODS = "no pod slot left"
     GPU_COUNT = "not enough free GPUs"
     GPU_SHARE = "no GPU with enough free share or memory"
@@ -36,6 +44,7 @@ class Reason(enum.StrEnum):
     GPU_FOREIGN = "a foreign pod holds GPUs of unknown index"
     CPU_TOTAL = "node too small: CPU"
     MEMORY_TOTAL = "node too small: memory"
+    EXTRA_TOTAL = "node too small: another resource"
     GPU_TOTAL = "node too small: GPUs"
     GPU_MEMORY_TOTAL = "GPUs too small: memory"
 
@@ -55,6 +64,9 @@ LASTING = frozenset(
     {
         Reason.TAINT,
         Reason.SELECTOR,
+        Reason.AFFINITY,
+        Reason.TOPOLOGY,
+        Reason.EXTRA_TOTAL,
         Reason.GPU_MODEL,
         Reason.GPU_CLOSED,
         Reason.CPU_TOTAL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from libs.domain.nodes import Node
 from libs.domain.plans import Victim
 from libs.domain.queues import Queue
 from libs.domain.resources import Charge
+from libs.domain.rules import HostPort, PodTerm
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Verdict
 
@@ -48,6 +50,13 @@ class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
     terminating: bool = False
     started: float = 0.0
     marked: bool = False
+    #: What rules of other pods speak of: labels, and what the pod holds of its node or keeps others away by.
+    labels: dict[str, str] = {}
+    extra: tuple[tuple[str, int], ...] = ()
+    ports: tuple[HostPort, ...] = ()
+    anti_affinity: tuple[PodTerm, ...] = ()
+    #: The id that its task had, where that is not the pod's uid.
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,21 @@ class Engine(Protocol):
     def pod_seen(self, task: RunningTask) -> None: ...
 
     def pod_gone(self, uid: str) -> None: ...
+
+    def namespace_seen(self, name: str, labels: Mapping[str, str]) -> None:
+        """Labels that namespace selectors of pod affinity select on."""
+        ...
+
+    def namespace_gone(self, name: str) -> None: ...
+
+    def assume(self, task: Task, node: str) -> None:
+        """The task's claim was accepted: rules of other pods see it on the node until its pod is seen, until `forget`,
+        or until it is decided again."""
+        ...
+
+    def forget(self, task: str) -> None:
+        """The task with this id was not placed after all."""
+        ...
 
     def decide(self, jobs: list[PendingJob]) -> list[Decision]:
         """Decide in the given jobs' order of (priority, age, key), later ones seeing what earlier ones took. What was

@@ -1,31 +1,52 @@
 """What makes tasks alike: two tasks with equal asks share one feasibility, one score vector and one verdict.
 
-An `Ask` is a task's request, node selector and tolerations, compiled once. Everything that depends on the task alone
-is precomputed here so that the inner loops touch plain integers only.
+An `Ask` is a task's request, node selector, tolerations and placement rules, compiled once. Everything that depends on
+the task alone is precomputed here so that the inner loops touch plain integers only.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from libs.domain.jobs import Task
 from libs.domain.nodes import Toleration
 from libs.domain.resources import WHOLE, GpuRequest, Request
+from libs.domain.rules import Rules
 
-AskKey = tuple[Request, tuple[tuple[str, str], ...], tuple[Toleration, ...]]
+
+class Scope(NamedTuple):
+    """What rules speak of beyond one node's facts. `labels` are those of the task that some rule selects on; tasks that
+    differ in other labels only are alike. Without rules between pods, namespace and labels are empty."""
+
+    namespace: str
+    labels: tuple[tuple[str, str], ...]
+    rules: Rules | None
 
 
-def ask_key(task: Task) -> AskKey:
-    selector = task.node_selector
-    return task.request, tuple(sorted(selector.items())) if selector else (), task.tolerations
+AskKey = tuple[Request, tuple[tuple[str, str], ...], tuple[Toleration, ...], Scope | None]
+
+
+def ask_key(task: Task, selected: frozenset[str] | None = None) -> AskKey:
+    """`selected`: keys of labels on which rules of other pods select that may mean this task; None: there are none."""
+    selector, rules = task.node_selector, task.rules
+    scope: Scope | None = None
+    if selected is not None or (rules is not None and rules.between_pods):
+        keys = (selected or frozenset()) | (rules.label_keys if rules is not None else frozenset())
+        labels = tuple(sorted((k, v) for k, v in task.labels.items() if k in keys))
+        scope = Scope(task.namespace, labels, rules)
+    elif rules is not None:
+        scope = Scope("", (), rules)
+    return task.request, tuple(sorted(selector.items())) if selector else (), task.tolerations, scope
 
 
 class Ask:
     """A compiled ask. `count` 0 means no GPU; with `share` each device is taken in part, else wholly."""
 
-    __slots__ = ("count", "cpu", "gpu", "gpu_milli", "key", "mem", "mib", "milli", "models", "request", "selector",
-                 "share", "tolerations")  # fmt: skip
+    __slots__ = ("count", "cpu", "extra", "gpu", "gpu_milli", "key", "mem", "mib", "milli", "models", "request",
+                 "rules", "scope", "selector", "share", "tolerations")  # fmt: skip
 
     def __init__(self, key: AskKey) -> None:
-        request, selector, tolerations = key
+        request, selector, tolerations, scope = key
         self.key = key
         self.request: Request = request
         self.gpu: GpuRequest = request.gpu
@@ -38,6 +59,10 @@ class Ask:
         self.models = frozenset(request.gpu.models)
         self.selector = selector
         self.tolerations = tolerations
+        self.scope = scope
+        self.rules: Rules | None = scope.rules if scope is not None else None
+        #: Other resources: (name, amount), none of them zero.
+        self.extra = request.extra
         #: What a queue is charged, or 0 where that depends on the device (a request by memory).
         self.gpu_milli = request.gpu_milli
 

@@ -7,11 +7,15 @@ is superfluous; the same facts and jobs give the same decisions, in whatever ord
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from libs.domain.jobs import Task
 from libs.domain.nodes import Node
 from libs.domain.queues import Queue
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.actions import ACTIONS
 from libs.engine.api import Decision, EngineConfig, PendingJob, RunningTask
+from libs.engine.rules.book import placed
 from libs.engine.session import Session
 
 
@@ -44,14 +48,33 @@ class PlacementEngine:
 
     def pod_seen(self, task: RunningTask) -> None:
         self._session.running.seen(task)
+        if task.task:
+            self._session.book.forget(task.task)
+        self._session.book.seen(task)
 
     def pod_gone(self, uid: str) -> None:
         self._session.running.gone(uid)
+        self._session.book.gone(uid)
+
+    def namespace_seen(self, name: str, labels: Mapping[str, str]) -> None:
+        self._session.book.namespace_seen(name, labels)
+
+    def namespace_gone(self, name: str) -> None:
+        self._session.book.namespace_gone(name)
+
+    def assume(self, task: Task, node: str) -> None:
+        self._session.book.assume(placed(task, node))
+
+    def forget(self, task: str) -> None:
+        self._session.book.forget(task)
 
     # -- decisions --------------------------------------------------------------------------------------------------
     def decide(self, jobs: list[PendingJob]) -> list[Decision]:
         """Decisions stand in the order of `jobs`; they are made by (priority, age, key)."""
         self._session.begin()
+        for job in jobs:
+            for task in job.tasks:
+                self._session.book.forget(task.id)  # to be placed again: what it was assumed to hold has ended
         decisions: dict[int, Decision] = {}
         for at in sorted(range(len(jobs)), key=lambda i: _position(jobs[i])):
             decisions[at] = self._decide(jobs[at])
@@ -69,6 +92,14 @@ class PlacementEngine:
 
     def settle(self) -> None:
         self._session.settle()
+
+    def takers(self, task: Task) -> frozenset[str]:
+        """Names of the nodes that would take the task now."""
+        session = self._session
+        session.begin()
+        view = session.feasible(task)
+        states = session.snapshot.states
+        return frozenset(s.name for row, s in enumerate(states) if s is not None and view.fits(row))
 
     # -- inspection -------------------------------------------------------------------------------------------------
     def free_room(self) -> dict[str, tuple[int, int, int, tuple[tuple[int, int], ...]]]:

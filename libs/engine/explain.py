@@ -21,7 +21,7 @@ from libs.engine.snapshot import Snapshot
 
 ROOM = (Wake.ROOM_FREED, Wake.NODE_ADDED)
 FACTS = (Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.SPEC_CHANGED)
-_MISSING_KIND = frozenset({Reason.SELECTOR, Reason.GPU_MODEL})
+_MISSING_KIND = frozenset({Reason.SELECTOR, Reason.AFFINITY, Reason.TOPOLOGY, Reason.GPU_MODEL})
 #: Reasons that end when a node's facts change, not when room is freed.
 _FACTUAL = frozenset({Reason.NOT_READY, Reason.CORDONED})
 

@@ -31,6 +31,9 @@ FEW: Final = 24
 
 
 class Feasibility:
+    #: Whether rules beyond a node's own facts and its room have a say.
+    ruled = False
+
     def __init__(self, snapshot: Snapshot, ask: Ask, policies: tuple[tuple[Policy, int], ...]) -> None:
         self._snapshot = snapshot
         self._policies = policies
@@ -147,6 +150,10 @@ class Feasibility:
 
     def fits(self, row: int) -> bool:
         return bool(self.keys[row] >= 0)
+
+    def admits(self, row: int) -> bool:  # noqa: ARG002
+        """Whether rules beyond the node's own facts and its room let the task in."""
+        return True
 
     def slots(self) -> Ints:
         """Tasks that each node would take if it were empty (see `filters.empty_slots`)."""

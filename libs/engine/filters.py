@@ -18,18 +18,22 @@ from libs.domain.nodes import Taint, Toleration
 from libs.domain.resources import WHOLE
 from libs.domain.verdicts import LASTING, Reason
 from libs.engine.ask import Ask
+from libs.engine.rules.match import node_matches
 from libs.engine.snapshot import Bools, Columns, Ints, Snapshot
 
 #: Reasons by code; code 0 is "none".
 CODES: Final[tuple[Reason | None, ...]] = (
     None,
     Reason.SELECTOR,
+    Reason.AFFINITY,
     Reason.GPU_CLOSED,
     Reason.GPU_TOTAL,
     Reason.GPU_MODEL,
     Reason.GPU_MEMORY_TOTAL,
     Reason.CPU_TOTAL,
     Reason.MEMORY_TOTAL,
+    Reason.EXTRA_TOTAL,
+    Reason.TOPOLOGY,
     Reason.TAINT,
     Reason.NOT_READY,
     Reason.CORDONED,
@@ -39,27 +43,40 @@ CODES: Final[tuple[Reason | None, ...]] = (
     Reason.MEMORY,
     Reason.GPU_COUNT,
     Reason.GPU_SHARE,
+    Reason.EXTRA,
+    Reason.PORTS,
+    Reason.SPREAD,
+    Reason.POD_AFFINITY,
+    Reason.ANTI_AFFINITY,
+    Reason.REPELLED,
 )
 CODE: Final[dict[Reason, int]] = {reason: code for code, reason in enumerate(CODES) if reason is not None}
 LASTING_CODES: Final = frozenset(CODE[r] for r in LASTING)
 DEAD: Final = -1  # a row without a node
 
 _CORDON_TAINT: Final = "node.kubernetes.io/unschedulable"
+_CORDON: Final = Taint(_CORDON_TAINT, "", "NoSchedule")
 _CONDITION_TAINTS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 
 def taint_code(taints: tuple[Taint, ...], tolerations: tuple[Toleration, ...]) -> int:
-    """0, TAINT or NOT_READY. The cordon's own taint is left to the cordon."""
+    """0 or the worst of TAINT, NOT_READY, CORDONED."""
     worst = 0
     for taint in taints:
-        if taint.effect == "PreferNoSchedule" or taint.key == _CORDON_TAINT:
+        if taint.effect == "PreferNoSchedule" or any(t.tolerates(taint) for t in tolerations):
             continue
-        if any(t.tolerates(taint) for t in tolerations):
-            continue
-        if not taint.key.startswith(_CONDITION_TAINTS):
+        if taint.key == _CORDON_TAINT:
+            worst = worst or CODE[Reason.CORDONED]
+        elif taint.key.startswith(_CONDITION_TAINTS):
+            worst = CODE[Reason.NOT_READY]
+        else:
             return CODE[Reason.TAINT]
-        worst = CODE[Reason.NOT_READY]
     return worst
+
+
+def ignores_cordon(tolerations: tuple[Toleration, ...]) -> bool:
+    """Daemons tolerate what a cordon taints a node with, and are placed on cordoned nodes."""
+    return any(t.tolerates(_CORDON) for t in tolerations)
 
 
 def disliked(taints: tuple[Taint, ...], tolerations: tuple[Toleration, ...]) -> bool:
@@ -92,6 +109,12 @@ def static_codes(snapshot: Snapshot, ask: Ask, rows: Ints) -> Ints:
             for state in map(states.__getitem__, rows.tolist())
         ]
         _set(codes, np.asarray(misfits, np.bool_), Reason.SELECTOR)
+    # Selector and affinity come before everything else: topology spread asks which nodes pass them.
+    terms = ask.rules.node if ask.rules is not None else None
+    if terms is not None:
+        alive = [snapshot.states[row] if row < len(snapshot.states) else None for row in rows.tolist()]
+        misfits = [s is not None and not node_matches(terms, s.node.labels, s.name) for s in alive]
+        _set(codes, np.asarray(misfits, np.bool_), Reason.AFFINITY)
     if ask.count:
         fit = eligible(snapshot, columns, ask)
         _set(codes, snapshot.closed[rows], Reason.GPU_CLOSED)
@@ -102,11 +125,17 @@ def static_codes(snapshot: Snapshot, ask: Ask, rows: Ints) -> Ints:
             _set(codes, (fit & (columns.dev_mib >= ask.mib)).sum(axis=1) < ask.count, Reason.GPU_MEMORY_TOTAL)
     _set(codes, columns.cap_cpu < ask.cpu, Reason.CPU_TOTAL)
     _set(codes, columns.cap_mem < ask.mem, Reason.MEMORY_TOTAL)
+    if ask.extra:
+        alive = [snapshot.states[row] if row < len(snapshot.states) else None for row in rows.tolist()]
+        lacks = [s is not None and any(s.node.extra.get(name, 0) < n for name, n in ask.extra) for s in alive]
+        _set(codes, np.asarray(lacks, np.bool_), Reason.EXTRA_TOTAL)
     table = np.asarray([taint_code(taints, ask.tolerations) for taints in snapshot.taint_sets], np.int64)
     by_taint = table[snapshot.taint[rows]]
     _set(codes, by_taint == CODE[Reason.TAINT], Reason.TAINT)
     _set(codes, (by_taint == CODE[Reason.NOT_READY]) | ~snapshot.ready[rows], Reason.NOT_READY)
-    _set(codes, snapshot.cordoned[rows], Reason.CORDONED)
+    _set(codes, by_taint == CODE[Reason.CORDONED], Reason.CORDONED)
+    if not ignores_cordon(ask.tolerations):
+        _set(codes, snapshot.cordoned[rows], Reason.CORDONED)
     return codes
 
 
@@ -165,6 +194,10 @@ def empty_slots(snapshot: Snapshot, ask: Ask, codes: Ints) -> Ints:
         slots = np.minimum(slots, columns.cap_cpu // ask.cpu)
     if ask.mem:
         slots = np.minimum(slots, columns.cap_mem // ask.mem)
+    for name, amount in ask.extra:
+        held = [0 if state is None else state.node.extra.get(name, 0) // amount for state in snapshot.states]
+        slots[: len(held)] = np.minimum(slots[: len(held)], np.asarray(held, np.int64))
+        slots[len(held) :] = 0
     if ask.count:
         sizes, inverse = np.unique(columns.dev_mib, return_inverse=True)
         per_size = np.asarray([ask.per_device(int(size)) for size in sizes], np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from libs.domain.jobs import Task
+from libs.domain.jobs import GATES, Task
 from libs.domain.verdicts import Kind, Verdict
 from libs.engine import explain
 from libs.engine.api import PendingJob
@@ -93,7 +93,7 @@ def door(job: PendingJob, need: Minimum) -> Door:
     barred: Verdict | None = None
     if len(usable) < len(job.tasks):
         task = next(task for task in job.tasks if task.unsupported)
-        if all("gate" in feature.lower() for feature in task.unsupported):
+        if all(feature == GATES for feature in task.unsupported):
             barred = explain.gated(task.unsupported, task.name)
         else:
             barred = explain.unsupported(task.unsupported, task.name)

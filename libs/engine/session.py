@@ -18,6 +18,8 @@ from libs.engine.draw import Draw
 from libs.engine.feasible import Feasibility
 from libs.engine.policies import chosen
 from libs.engine.queues import QueueBook
+from libs.engine.rules.book import Book, Placed, placed
+from libs.engine.rules.feasible import RuledFeasibility
 from libs.engine.running import RunningBook
 from libs.engine.snapshot import Snapshot
 from libs.engine.statement import Statement, Taken
@@ -32,12 +34,14 @@ class Session:
         self.snapshot = Snapshot()
         self.queues = QueueBook()
         self.running = RunningBook()
+        self.book = Book(self.snapshot)
         self.policies = chosen(config.weights)
         self.fits = Verdict(kind=FITS.kind, policy="+".join(policy.name for policy, _ in self.policies))
         self._draw = Draw(config.seed)
         self._classes: dict[AskKey, Feasibility] = {}
         self._taken: dict[int, list[tuple[Charge, int]]] = {}
         self._given: set[int] = set()
+        self._placed: list[str] = []
         self._marked: set[str] = set()
         self._uses = 0
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
@@ -48,12 +52,17 @@ class Session:
     # -- classes ----------------------------------------------------------------------------------------------------
     def feasible(self, task: Task) -> Feasibility:
         """The up-to-date feasibility of the task's class."""
-        key = ask_key(task)
+        key = ask_key(task, self.book.speaking_of(task))
         found = self._classes.get(key)
         if found is None:
             if len(self._classes) >= CLASSES:
                 del self._classes[min(self._classes, key=lambda k: self._classes[k].used)]
-            found = self._classes[key] = Feasibility(self.snapshot, Ask(key), self.policies)
+            ask = Ask(key)
+            if ask.scope is None and not ask.extra:
+                found = Feasibility(self.snapshot, ask, self.policies)
+            else:
+                found = RuledFeasibility(self.snapshot, ask, self.policies, self.book)
+            self._classes[key] = found
         self._uses += 1
         found.used = self._uses
         found.refresh()
@@ -62,6 +71,7 @@ class Session:
     def begin(self) -> None:
         """Start of a pass."""
         self.snapshot.trim()
+        self.book.trim()
         self.memo.clear()
 
     def pick(self, view: Feasibility) -> int:
@@ -72,7 +82,12 @@ class Session:
         return rows[self._draw.below(len(rows))] if rows else -1
 
     def statement(self) -> Statement:
-        return Statement(self.snapshot, self.queues, self.running)
+        return Statement(self.snapshot, self.queues, self.running, self.book)
+
+    def resident(self, task: Task, row: int) -> Placed | None:
+        """What other pods' rules will see of the task on this node."""
+        state = self.snapshot.states[row]
+        return None if state is None else placed(task, state.name)
 
     def placement(self, task: Task, row: int, charge: Charge) -> Placement:
         state = self.snapshot.states[row]
@@ -86,6 +101,8 @@ class Session:
         for op in statement.operations:
             if isinstance(op, Taken):
                 self._taken.setdefault(op.row, []).append((op.charge, 1))
+                if op.pod is not None:
+                    self._placed.append(op.pod.uid)
             elif op.row >= 0:
                 self._given.add(op.row)
 
@@ -93,6 +110,21 @@ class Session:
         """Take room until `settle`, outside of any statement."""
         self.snapshot.take(row, charge, pods)
         self._taken.setdefault(row, []).append((charge, pods))
+
+    def stand(self, placement: Placement) -> None:
+        """Other pods' rules see the task on its node until `settle`."""
+        self.book.assume(placed(placement.task, placement.node))
+        self._placed.append(placement.task.id)
+
+    def allowed(self, placement: Placement) -> bool:
+        """Whether rules allow a task where it was placed tentatively, beside all others."""
+        if not self.feasible(placement.task).ruled:
+            return True
+        task, row = placement.task, self.snapshot.rows[placement.node]
+        self.book.forget(task.id)
+        admitted = self.feasible(task).admits(row)
+        self.book.assume(placed(task, placement.node))
+        return admitted
 
     def mark(self, uid: str) -> None:
         self.running.mark(uid)
@@ -119,6 +151,9 @@ class Session:
     def settle(self) -> None:
         for row in self._taken.keys() | self._given:
             self.snapshot.reset(row)
+        for uid in self._placed:
+            self.book.forget(uid)
+        self._placed.clear()
         self._taken.clear()
         self._given.clear()
         self.running.unmark(self._marked)

@@ -6,22 +6,25 @@ part of the pass, until `settle`) or is undone to a checkpoint or entirely.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from libs.domain.resources import Charge
 from libs.engine.api import RunningTask
 from libs.engine.queues import Chain, QueueBook
+from libs.engine.rules.book import Book, Placed, Resident
 from libs.engine.running import RunningBook
 from libs.engine.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Room of a node given to a task, charged to the queue chain."""
+    """Room of a node given to a task, charged to the queue chain. `pod` is what other pods' rules see of it."""
 
     row: int
     charge: Charge
     chain: Chain
+    pod: Placed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +36,24 @@ class Freed:
     charge: Charge
     chain: Chain = ()
     victim: RunningTask | None = None
+    pod: Resident | None = None
 
 
 class Statement:
-    def __init__(self, snapshot: Snapshot, queues: QueueBook, running: RunningBook) -> None:
+    def __init__(self, snapshot: Snapshot, queues: QueueBook, running: RunningBook, book: Book | None = None) -> None:
         self._snapshot = snapshot
         self._queues = queues
         self._running = running
+        self._book = book if book is not None else Book(snapshot)
         self.operations: list[Taken | Freed] = []
 
-    def take(self, row: int, charge: Charge, chain: Chain) -> None:
+    def take(self, row: int, charge: Charge, chain: Chain, pod: Placed | None = None) -> None:
         self._snapshot.take(row, charge)
         if chain:
             self._queues.charge(chain, charge.gpu_milli, charge.cpu, charge.mem)
-        self.operations.append(Taken(row, charge, chain))
+        if pod is not None:
+            self._book.assume(pod)
+        self.operations.append(Taken(row, charge, chain, pod))
 
     def free_earmark(self, row: int, charge: Charge, chain: Chain) -> None:
         self._snapshot.give(row, charge)
@@ -64,7 +71,8 @@ class Statement:
         if chain:
             self._queues.charge(chain, -victim.charge.gpu_milli, -victim.charge.cpu, -victim.charge.mem)
         self._running.mark(victim.uid)
-        self.operations.append(Freed(row, victim.charge, chain, victim))
+        pod = self._book.gone(victim.uid)
+        self.operations.append(Freed(row, victim.charge, chain, victim, pod))
 
     def checkpoint(self) -> int:
         return len(self.operations)
@@ -73,9 +81,9 @@ class Statement:
         while len(self.operations) > mark:
             self._undo(self.operations.pop())
 
-    def spare(self, victims: list[RunningTask]) -> bool:
-        """Let these victims stay if what was placed fits beside them, in the nodes and in the queues, all or none;
-        whether it does."""
+    def spare(self, victims: list[RunningTask], allowed: Callable[[], bool] = lambda: True) -> bool:
+        """Let these victims stay if what was placed fits beside them, in the nodes and in the queues, all or none, and
+        if it is `allowed` beside them; whether it does."""
         uids = {victim.uid for victim in victims}
         theirs: list[Freed] = []
         milli = cpu = mem = 0
@@ -85,6 +93,7 @@ class Statement:
             elif op.victim is not None and op.victim.uid in uids:
                 theirs.append(op)
         done: list[Freed] = []
+        fits = True
         for op in theirs:
             state = self._snapshot.states[op.row] if op.row >= 0 else None
             fits = state is None or state.holds(op.charge)
@@ -93,9 +102,13 @@ class Statement:
                 done.append(op)
                 fits = not any(line.over(milli, cpu, mem) for line in op.chain)
             if not fits:
-                for back in done:
-                    self._redo(back)
-                return False
+                break
+        else:
+            fits = allowed()
+        if not fits:
+            for back in done:
+                self._redo(back)
+            return False
         gone = {id(op) for op in theirs}
         self.operations = [op for op in self.operations if id(op) not in gone]
         return True
@@ -108,6 +121,7 @@ class Statement:
             self._queues.charge(op.chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
         if op.victim is not None:
             self._running.mark(op.victim.uid)
+            self._book.gone(op.victim.uid)
 
     def _undo(self, op: Taken | Freed) -> None:
         charge = op.charge
@@ -115,6 +129,8 @@ class Statement:
             self._snapshot.give(op.row, charge)
             if op.chain:
                 self._queues.charge(op.chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
+            if op.pod is not None:
+                self._book.forget(op.pod.uid)
             return
         if op.row >= 0:
             self._snapshot.take(op.row, charge)
@@ -122,3 +138,5 @@ class Statement:
             self._queues.charge(op.chain, charge.gpu_milli, charge.cpu, charge.mem)
         if op.victim is not None:
             self._running.unmark({op.victim.uid})
+        if op.pod is not None:
+            self._book.seen(op.pod)

@@ -37,13 +37,38 @@ def fill(
     explained: bool = True,
 ) -> Filled:
     """Place as many of the tasks as fit. After one task of a class did not fit, its likes are not tried again: room
-    only shrinks on the way."""
+    only shrinks on the way. Only where rules speak of other pods can a task fit after another was placed; those are
+    tried again as long as that helps."""
     filled = Filled()
     left = list(earmarks)
+    waiting = tasks
+    while waiting:
+        before = len(filled.tasks)
+        if filled.first is not None and any(task.name == filled.first.task for task in waiting):
+            filled.first = None  # it is asked again
+        waiting = _once(session, statement, waiting, chain, left, explained, filled)
+        if len(filled.tasks) == before:
+            break
+    return filled
+
+
+def _once(
+    session: Session,
+    statement: Statement,
+    tasks: list[Task],
+    chain: Chain,
+    left: list[Earmark],
+    explained: bool,
+    filled: Filled,
+) -> list[Task]:
+    """Those that rules kept from fitting."""
+    kept: list[Task] = []
     failed: set[Feasibility] = set()
     for task in tasks:
         view = session.feasible(task)
         if view in failed:
+            if view.ruled:
+                kept.append(task)
             continue
         landed = _on_earmark(session, view, left, chain) if left else None
         if landed is not None:
@@ -58,15 +83,17 @@ def fill(
                 continue
             if found is None:
                 failed.add(view)
+                if view.ruled:
+                    kept.append(task)
                 if filled.first is None and explained:
                     filled.first = explain.refusal(session.snapshot, view, task.name)
                 continue
             landed = found
         row, charge = landed
-        statement.take(row, charge, chain)
+        statement.take(row, charge, chain, session.resident(task, row))
         filled.placements.append(session.placement(task, row, charge))
         filled.tasks.append(task)
-    return filled
+    return kept
 
 
 def _anywhere(session: Session, view: Feasibility, task: Task, chain: Chain) -> Earmark | Verdict | None:
@@ -122,6 +149,7 @@ def _on_earmark(session: Session, view: Feasibility, left: list[Earmark], chain:
         if (
             state is None
             or view.codes[row]
+            or not view.admits(row)
             or charge.cpu != ask.cpu
             or charge.mem != ask.mem
             or not state.holds(charge)

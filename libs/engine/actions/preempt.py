@@ -90,7 +90,7 @@ def _attempt(session: Session, job: PendingJob, need: gang.Minimum, tasks: list[
         statement.rollback()
         _forget_searches(session)
         return None
-    victims = _spare(session, statement, units)
+    victims = _spare(session, statement, units, placements)
     statement.rollback()
     if len(victims) < sum(map(len, units)):
         _forget_searches(session)
@@ -127,7 +127,9 @@ def _forget_searches(session: Session) -> None:
         del session.memo[key]
 
 
-def _spare(session: Session, statement: Statement, units: list[tuple[RunningTask, ...]]) -> list[RunningTask]:
+def _spare(
+    session: Session, statement: Statement, units: list[tuple[RunningTask, ...]], placements: list[Placement]
+) -> list[RunningTask]:
     """Victims whose room nobody needs in the end stay, the most valuable first. A gang that is taken wholly stays
     wholly or not at all, however it was taken."""
     running = session.running
@@ -146,7 +148,7 @@ def _spare(session: Session, statement: Statement, units: list[tuple[RunningTask
         key=lambda unit: (-max(t.priority for t in unit), -len(unit), min(t.started for t in unit), unit[0].uid),
     )
     for unit in valued:
-        if not statement.spare(list(unit)):
+        if not statement.spare(list(unit), lambda: all(map(session.allowed, placements))):
             kept.extend(unit)
     return kept
 
@@ -159,6 +161,7 @@ def _hold(session: Session, placements: list[Placement], victims: list[RunningTa
         session.mark(victim.uid)
         freed.setdefault(victim.node, []).append(victim.charge)
     for placement in placements:
+        session.stand(placement)
         asked.setdefault(placement.node, []).append(placement.charge)
     for node, charges in asked.items():
         row = session.snapshot.rows[node]

@@ -70,4 +70,5 @@ class Search:
         state = self._session.snapshot.states[row]
         if state is None:
             return None
-        return choose_on(self._session.running, state, self._view.ask, self._priority, self._chain)
+        session = self._session
+        return choose_on(session.running, state, self._view, self._priority, self._chain, session.book)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from libs.engine.api import RunningTask
-from libs.engine.ask import Ask
 from libs.engine.devices import NodeState
+from libs.engine.feasible import Feasibility
 from libs.engine.queues import Chain
+from libs.engine.rules.book import Book, Resident
 from libs.engine.running import RunningBook
 
 Unit = tuple[RunningTask, ...]
@@ -54,7 +55,9 @@ def _preference(task: RunningTask) -> tuple[int, bool, float, str]:
     return task.priority, task.guarded, -task.started, task.uid
 
 
-def choose_on(running: RunningBook, state: NodeState, ask: Ask, below: int, chain: Chain) -> Choice | None:
+def choose_on(
+    running: RunningBook, state: NodeState, view: Feasibility, below: int, chain: Chain, book: Book
+) -> Choice | None:
     """The cheapest set found on this node, or None. No unit of the set can be left out."""
     units = units_on(running, state.name, below)
     if not units:
@@ -62,7 +65,7 @@ def choose_on(running: RunningBook, state: NodeState, ask: Ask, below: int, chai
     best: Choice | None = None
     by_size = sorted(units, key=lambda u: (max(t.priority for t in u), len(u), -_size(u, state.name)))
     for ordered in (units, by_size):
-        found = _enough(state, ask, ordered, chain)
+        found = _enough(state, view, ordered, chain, book)
         if found is None:
             return None  # the order does not matter to that
         choice = Choice(state.name, tuple(found), _cost(found, state.name))
@@ -75,32 +78,39 @@ def _size(unit: Unit, node: str) -> int:
     return sum(t.charge.gpu_milli * 1_000_000 + t.charge.cpu + t.charge.mem for t in unit if t.node == node)
 
 
-def _enough(state: NodeState, ask: Ask, units: list[Unit], chain: Chain) -> list[Unit] | None:
-    trial = _Trial(state, ask, chain)
+def _enough(state: NodeState, view: Feasibility, units: list[Unit], chain: Chain, book: Book) -> list[Unit] | None:
+    trial = _Trial(state, view, chain, book)
     taken: list[Unit] = []
-    for unit in units:
-        trial.take(unit)
-        taken.append(unit)
-        if trial.fits():
-            break
-    else:
-        return None
-    for unit in reversed(taken[:-1]):  # the last one is needed: without it the task did not fit
-        trial.spare(unit)
-        if trial.fits():
-            taken.remove(unit)
-        else:
+    try:
+        for unit in units:
             trial.take(unit)
-    return taken
+            taken.append(unit)
+            if trial.fits():
+                break
+        else:
+            return None
+        for unit in reversed(taken[:-1]):  # the last one is needed: without it the task did not fit
+            trial.spare(unit)
+            if trial.fits():
+                taken.remove(unit)
+            else:
+                trial.take(unit)
+        return taken
+    finally:
+        trial.end()
 
 
 class _Trial:
     """A copy of the node without some of its pods, and what their queues get back. Units may overlap (a worker above
     its gang's minimum, and the whole gang): a pod is gone as long as one unit with it is."""
 
-    def __init__(self, state: NodeState, ask: Ask, chain: Chain) -> None:
+    def __init__(self, state: NodeState, view: Feasibility, chain: Chain, book: Book) -> None:
         self._node = state.copy()
-        self._ask = ask
+        self._ask = view.ask
+        self._view = view
+        #: Pods that rules of this task no longer see, to be put back; None where the task has no such rules.
+        self._hidden: dict[str, Resident] | None = {} if view.ruled else None
+        self._book = book
         self._chain = chain
         self._back = [[0, 0, 0] for _ in chain]
         self._gone: dict[str, int] = {}
@@ -120,6 +130,10 @@ class _Trial:
     def fits(self) -> bool:
         if self._node.tight(self._ask) < 0:
             return False
+        if self._hidden is not None:
+            self._view.refresh()
+            if not self._view.admits(self._node.row):
+                return False
         if not self._chain:
             return True
         charge = self._node.charge(self._ask)
@@ -128,8 +142,20 @@ class _Trial:
             for line, back in zip(self._chain, self._back, strict=True)
         )
 
+    def end(self) -> None:
+        """Rules see again what is there."""
+        for pod in (self._hidden or {}).values():
+            self._book.seen(pod)
+
     def _move(self, task: RunningTask, sign: int) -> None:
         charge = task.charge
+        if self._hidden is not None:
+            if sign > 0:
+                pod = self._book.gone(task.uid)
+                if pod is not None:
+                    self._hidden[task.uid] = pod
+            elif task.uid in self._hidden:
+                self._book.seen(self._hidden.pop(task.uid))
         if task.node == self._node.name:
             if sign > 0:
                 self._node.give(charge)

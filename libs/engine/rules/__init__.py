@@ -1,0 +1,1 @@
+"""Kubernetes' rules between pods, and between pods and nodes beyond free room."""

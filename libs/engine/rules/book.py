@@ -1,0 +1,272 @@
+"""Every pod that is on a node, as far as other pods' rules speak of it: running, assumed, or placed in this pass.
+
+Guarantees: a count asked for once is exact from then on, whatever pods come, go or change; adding and removing the same
+pod are inverses. A pod that nobody's rule speaks of costs one dictionary entry.
+
+`assumed` pods are placed and accepted but not seen running yet; they make way for what is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from libs.domain.jobs import Task
+from libs.domain.rules import HostPort, PodTerm, Selector
+from libs.engine.rules.counts import Counts, Topology
+from libs.engine.rules.match import means, selects
+from libs.engine.snapshot import Snapshot
+
+#: Counts kept; what was not asked for longest goes first, and costs one look at all pods when it is asked for again.
+TABLES: Final = 256
+_NAME_LABEL: Final = "kubernetes.io/metadata.name"
+K = TypeVar("K")
+_NOBODY: Final[frozenset[str]] = frozenset()
+
+
+class Resident(Protocol):
+    """A pod on a node."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def terminating(self) -> bool: ...
+    @property
+    def extra(self) -> tuple[tuple[str, int], ...]: ...
+    @property
+    def ports(self) -> tuple[HostPort, ...]: ...
+    @property
+    def anti_affinity(self) -> tuple[PodTerm, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A task on the node that was chosen for it."""
+
+    uid: str
+    namespace: str
+    node: str
+    labels: Mapping[str, str]
+    extra: tuple[tuple[str, int], ...] = ()
+    ports: tuple[HostPort, ...] = ()
+    anti_affinity: tuple[PodTerm, ...] = ()
+    terminating: bool = False
+
+
+def placed(task: Task, node: str) -> Placed:
+    rules = task.rules
+    return Placed(
+        task.id,
+        task.namespace,
+        node,
+        task.labels,
+        task.request.extra,
+        rules.ports if rules is not None else (),
+        rules.anti_affinity if rules is not None else (),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The pods that a count counts: meant by all `terms`; or, for spreading, of `namespace`, selected and staying."""
+
+    terms: tuple[PodTerm, ...] = ()
+    namespace: str = ""
+    selector: Selector | None = None
+
+
+class Book:
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.topology = Topology(snapshot)
+        #: Terms of required anti-affinity that pods on nodes have, with how many of them each node has.
+        self.repelling: dict[PodTerm, Counts] = {}
+        #: Grows when the set of such terms changes.
+        self.repelling_version = 0
+        #: Keys of labels that they select on.
+        self.repelling_keys: frozenset[str] = _NOBODY
+        #: Names of nodes whose ports or other resources changed, in order.
+        self.log: list[str] = []
+        self.epoch = 0
+        self._pods: dict[str, Resident] = {}
+        self._assumed: dict[str, Placed] = {}
+        self._tables: dict[Kind, Counts] = {}
+        self._ports: dict[str, dict[HostPort, int]] = {}
+        self._extra: dict[str, dict[str, int]] = {}
+        self._namespaces: dict[str, Mapping[str, str]] = {}
+
+    # -- namespaces -------------------------------------------------------------------------------------------------
+    def namespace_seen(self, name: str, labels: Mapping[str, str]) -> None:
+        if self._namespaces.get(name) == labels:
+            return
+        self._namespaces[name] = dict(labels)
+        self._forget_tables()
+
+    def namespace_gone(self, name: str) -> None:
+        if self._namespaces.pop(name, None) is not None:
+            self._forget_tables()
+
+    def namespace(self, name: str) -> Mapping[str, str]:
+        """A namespace that was not told of has the one label that the API server gives to each."""
+        known = self._namespaces.get(name)
+        return {_NAME_LABEL: name} if known is None else known
+
+    def _forget_tables(self) -> None:
+        self._tables.clear()
+        self.repelling_version += 1
+        self.epoch += 1
+
+    # -- pods -------------------------------------------------------------------------------------------------------
+    def seen(self, pod: Resident) -> None:
+        """A pod is on a node (anew: replaces what was known of it)."""
+        old = self._pods.get(pod.uid)
+        if old is not None:
+            if _same(old, pod):
+                self._pods[pod.uid] = pod
+                return
+            self._shift(old, -1)
+        self._assumed.pop(pod.uid, None)
+        self._pods[pod.uid] = pod
+        self._shift(pod, 1)
+
+    def gone(self, uid: str) -> Resident | None:
+        """The pod that was there, if any."""
+        pod = self._pods.pop(uid, None)
+        self._assumed.pop(uid, None)
+        if pod is not None:
+            self._shift(pod, -1)
+        return pod
+
+    def assume(self, pod: Placed) -> None:
+        """Counts until the pod is seen, or until `forget`."""
+        if pod.uid not in self._pods:
+            self._assumed[pod.uid] = pod
+            self._pods[pod.uid] = pod
+            self._shift(pod, 1)
+
+    def forget(self, uid: str) -> None:
+        """The task was not placed after all, or is seen under another uid."""
+        if uid in self._assumed:
+            self.gone(uid)
+
+    @property
+    def assumed(self) -> Mapping[str, Placed]:
+        return self._assumed
+
+    def _shift(self, pod: Resident, by: int) -> None:
+        node = pod.node
+        for kind, table in self._tables.items():
+            if self._counts(kind, pod):
+                table.shift(node, by)
+        for term in pod.anti_affinity:
+            self._repel(term, node, by)
+        if pod.ports or pod.extra:
+            self.log.append(node)
+            for port in pod.ports:
+                _add(self._ports, node, port, by)
+            for name, amount in pod.extra:
+                _add(self._extra, node, name, by * amount)
+        self.snapshot.version += 1
+
+    def _repel(self, term: PodTerm, node: str, by: int) -> None:
+        counts = self.repelling.get(term)
+        if counts is None:
+            counts = self.repelling[term] = Counts()
+            self._repelling_changed()
+        counts.shift(node, by)
+        if not counts.total:
+            del self.repelling[term]
+            self._repelling_changed()
+
+    def _repelling_changed(self) -> None:
+        self.repelling_version += 1
+        self.repelling_keys = frozenset(part.key for term in self.repelling for part in term.selector or ())
+
+    def speaking_of(self, task: Task) -> frozenset[str] | None:
+        """Keys of labels that make a difference to pods that keep others away, None where none of them means the task
+        (or its own rules bring it into one class with its likes anyhow)."""
+        if not self.repelling:
+            return None
+        if task.rules is not None and task.rules.between_pods:
+            return self.repelling_keys
+        labels, namespace = task.labels, task.namespace
+        for term in self.repelling:
+            if means(term, namespace, labels, self.namespace):
+                return self.repelling_keys
+        return None
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+    def repelled(self, namespace: str, labels: Mapping[str, str]) -> list[tuple[PodTerm, Counts]]:
+        """Anti-affinity of pods on nodes that means a pod like this."""
+        return [
+            (term, counts) for term, counts in self.repelling.items() if means(term, namespace, labels, self.namespace)
+        ]
+
+    def table(self, kind: Kind) -> Counts:
+        """The live counts of a kind of pods."""
+        found = self._tables.pop(kind, None)
+        if found is None:
+            while len(self._tables) >= TABLES:
+                del self._tables[next(iter(self._tables))]
+            found = Counts()
+            for pod in self._pods.values():
+                if self._counts(kind, pod):
+                    found.shift(pod.node, 1)
+        self._tables[kind] = found  # the last one is the one asked for last
+        return found
+
+    def counts(self, kind: Kind, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Whether all terms of the kind mean a pod like this."""
+        return all(means(term, namespace, labels, self.namespace) for term in kind.terms)
+
+    def _counts(self, kind: Kind, pod: Resident) -> bool:
+        if kind.terms:
+            return self.counts(kind, pod.namespace, pod.labels)
+        # An empty selector counts no pod when spreading, unlike everywhere else.
+        if not kind.selector or pod.namespace != kind.namespace or pod.terminating:
+            return False
+        return selects(kind.selector, pod.labels)
+
+    def port_taken(self, node: str, ports: tuple[HostPort, ...]) -> bool:
+        taken = self._ports.get(node)
+        return taken is not None and any(port.clashes(other) for port in ports for other in taken)
+
+    def extra_used(self, node: str, name: str) -> int:
+        used = self._extra.get(node)
+        return used.get(name, 0) if used else 0
+
+    def trim(self) -> None:
+        """Forget a log that is longer than starting anew costs; readers notice by `epoch`."""
+        if len(self.log) > 4 * len(self.snapshot.states) + 4096:
+            self.log.clear()
+            self.epoch += 1
+
+
+def _add(into: dict[str, dict[K, int]], node: str, key: K, by: int) -> None:
+    held = into.setdefault(node, {})
+    count = held.get(key, 0) + by
+    if count:
+        held[key] = count
+        return
+    held.pop(key, None)
+    if not held:
+        del into[node]
+
+
+def _same(old: Resident, new: Resident) -> bool:
+    return (
+        old.node == new.node
+        and old.namespace == new.namespace
+        and old.terminating == new.terminating
+        and old.labels == new.labels
+        and old.extra == new.extra
+        and old.ports == new.ports
+        and old.anti_affinity == new.anti_affinity
+    )

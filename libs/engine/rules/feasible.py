@@ -1,0 +1,218 @@
+"""Feasibility of tasks that have placement rules, or that rules of other pods speak of.
+
+The base class knows the nodes' own facts and free room. On top of that: host ports and other resources, followed node
+by node; and rules between pods, recomputed over all nodes at once when a count that they read has changed. A class
+without such rules never comes here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from libs.domain.rules import PodTerm, Spread
+from libs.domain.verdicts import Reason
+from libs.engine.ask import Ask
+from libs.engine.feasible import Feasibility
+from libs.engine.filters import CODE, DEAD, taint_code
+from libs.engine.policies.base import Policy
+from libs.engine.rules.book import Book, Kind
+from libs.engine.rules.counts import Counts, stamp
+from libs.engine.rules.match import selects
+from libs.engine.snapshot import Bools, Ints, Snapshot
+
+#: A domain that holds nothing yet, where no domain counts at all.
+_NO_MINIMUM: Final = 2**31 - 1
+
+
+class RuledFeasibility(Feasibility):
+    ruled = True
+
+    def __init__(self, snapshot: Snapshot, ask: Ask, policies: tuple[tuple[Policy, int], ...], book: Book) -> None:
+        super().__init__(snapshot, ask, policies)
+        self._book = book
+        self._local: Ints = np.zeros(0, np.int64)
+        self._between: Ints = np.zeros(0, np.int64)
+        self._local_at: tuple[object, ...] = ()
+        self._log_at = 0
+        self._between_at: tuple[object, ...] = ()
+        rules, scope = ask.rules, ask.scope
+        self._ports = rules.ports if rules is not None else ()
+        self._affinity = rules.affinity if rules is not None else ()
+        self._anti = rules.anti_affinity if rules is not None else ()
+        self._spread = rules.spread if rules is not None else ()
+        self._labels = dict(scope.labels) if scope is not None else {}
+        self._namespace = scope.namespace if scope is not None else ""
+        self._repelling_version = -1
+        self._repelled: list[tuple[PodTerm, Counts]] = []
+
+    # -- keeping up -------------------------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        super().refresh()
+        self._refresh_local()
+        if self._namespace:
+            self._refresh_between()
+
+    def _refresh_local(self) -> None:
+        if not self._ports and not self.ask.extra:
+            return
+        snapshot, book = self._snapshot, self._book
+        now = (snapshot.shape, len(snapshot.spec_changes), book.epoch)
+        rows: range | set[int]
+        if now != self._local_at or len(self._local) != snapshot.capacity:
+            self._local = np.zeros(snapshot.capacity, np.int64)
+            rows = range(len(snapshot.states))
+            self._local_at = now
+        elif self._log_at == len(book.log):
+            return
+        else:
+            rows = {row for name in book.log[self._log_at :] if (row := snapshot.rows.get(name)) is not None}
+        self._log_at = len(book.log)
+        for row in rows:
+            self._local[row] = self._local_code(row)
+
+    def _local_code(self, row: int) -> int:
+        state = self._snapshot.states[row]
+        if state is None:
+            return 0
+        book, name = self._book, state.name
+        if self._ports and book.port_taken(name, self._ports):
+            return CODE[Reason.PORTS]
+        for resource, amount in self.ask.extra:
+            if book.extra_used(name, resource) + amount > state.node.extra.get(resource, 0):
+                return CODE[Reason.EXTRA]
+        return 0
+
+    def _refresh_between(self) -> None:
+        book, snapshot = self._book, self._snapshot
+        if self._repelling_version != book.repelling_version:
+            self._repelling_version = book.repelling_version
+            self._repelled = book.repelled(self._namespace, self._labels)
+        near = book.table(Kind(self._affinity)) if self._affinity else None
+        far = [book.table(Kind((term,))) for term in self._anti]
+        spread = [book.table(Kind((), self._namespace, c.selector)) for c in self._spread]
+        counts = [*([near] if near is not None else ()), *far, *spread, *(c for _, c in self._repelled)]
+        now = (stamp(snapshot), book.epoch, book.repelling_version, *(c.version for c in counts))
+        if now == self._between_at and len(self._between) == snapshot.capacity:
+            return
+        self._between_at = now
+        codes = np.zeros(snapshot.capacity, np.int64)
+        self._apply_spread(codes, spread)
+        if near is not None:
+            self._apply_affinity(codes, near)
+        for term, table in zip(self._anti, far, strict=True):
+            _set(codes, self._occupied(term.topology, table), Reason.ANTI_AFFINITY)
+        for term, table in self._repelled:
+            _set(codes, self._occupied(term.topology, table), Reason.REPELLED)
+        self._between = codes
+
+    # -- rules between pods -----------------------------------------------------------------------------------------
+    def _domains(self, topology: str) -> tuple[Ints, int]:
+        codes = self._book.topology.codes(topology)
+        return codes, max(self._book.topology.size(topology), 1)
+
+    def _occupied(self, topology: str, counts: Counts) -> Bools:
+        """Rows in a domain that has at least one of the pods."""
+        codes, size = self._domains(topology)
+        if not counts.total:
+            return np.zeros(len(codes), np.bool_)
+        has = codes >= 0
+        held = np.bincount(codes[has], counts.vector(self._snapshot)[has], size)
+        return has & (held[codes] > 0)
+
+    def _apply_affinity(self, codes: Ints, near: Counts) -> None:
+        satisfied = np.ones(len(codes), np.bool_)
+        placeable = np.ones(len(codes), np.bool_)
+        counted = np.zeros(len(codes), np.bool_)
+        for term in self._affinity:
+            domain, _ = self._domains(term.topology)
+            placeable &= domain >= 0
+            counted |= domain >= 0
+            satisfied &= self._occupied(term.topology, near)
+        _set(codes, ~placeable & self._snapshot.alive, Reason.TOPOLOGY)
+        # The first pod of a group whose affinity means itself starts anywhere.
+        if not near.vector(self._snapshot)[counted].any() and self._means_itself():
+            return
+        _set(codes, ~satisfied, Reason.POD_AFFINITY)
+
+    def _means_itself(self) -> bool:
+        kind = Kind(self._affinity)
+        return self._book.counts(kind, self._namespace, self._labels)
+
+    def _apply_spread(self, codes: Ints, tables: list[Counts]) -> None:
+        if not self._spread:
+            return
+        snapshot = self._snapshot
+        domains = [self._domains(constraint.topology) for constraint in self._spread]
+        counting = snapshot.alive.copy()
+        for domain, _ in domains:
+            counting &= domain >= 0
+        for constraint, (domain, size), table in zip(self._spread, domains, tables, strict=True):
+            _set(codes, (domain < 0) & snapshot.alive, Reason.TOPOLOGY)
+            eligible = counting & self._eligible(constraint)
+            here = domain[eligible]
+            pods = table.vector(snapshot)[eligible]
+            held = np.bincount(here, pods, size).astype(np.int64)
+            present = np.bincount(here, minlength=size) > 0
+            count = int(present.sum())
+            least = int(held[present].min()) if count else _NO_MINIMUM
+            if count < constraint.min_domains:
+                least = 0
+            own = int(selects(constraint.selector, self._labels))
+            skewed = (domain >= 0) & (held[domain] + own - least > constraint.skew)
+            _set(codes, skewed, Reason.SPREAD)
+
+    def _eligible(self, constraint: Spread) -> Bools:
+        """Rows that count as domains: by the pod's node affinity, by its tolerations, as the constraint says."""
+        snapshot = self._snapshot
+        rows = snapshot.alive.copy()
+        if constraint.affinity:
+            rows &= ~np.isin(self.codes, _UNWANTED)
+        if constraint.taints:
+            table = [taint_code(taints, self.ask.tolerations) == 0 for taints in snapshot.taint_sets]
+            rows &= np.asarray(table, np.bool_)[snapshot.taint]
+        return rows
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+    def _barred(self) -> Ints:
+        """Codes of the rules that need more than the node's own facts and room."""
+        codes = np.zeros(len(self.keys), np.int64)
+        if len(self._between):
+            codes = self._between.copy()
+        if len(self._local):
+            codes = np.where(codes == 0, self._local, codes)
+        return codes
+
+    def _open(self) -> Ints:
+        return np.where(self._barred() == 0, self.keys, -1)
+
+    def best(self) -> int:
+        keys = self._open()
+        if not len(keys):
+            return -1
+        row = int(keys.argmax())
+        return row if keys[row] >= 0 else -1
+
+    def top(self, count: int) -> list[int]:
+        keys = self._open()
+        return [row for row in np.argsort(-keys, kind="stable")[:count].tolist() if keys[row] >= 0]
+
+    def fits(self, row: int) -> bool:
+        return bool(self._open()[row] >= 0)
+
+    def admits(self, row: int) -> bool:
+        return not self._barred()[row]
+
+    def codes_now(self) -> Ints:
+        codes = super().codes_now()
+        barred = self._barred()
+        return np.where(codes == 0, barred, codes)
+
+
+#: Static codes that say that a node is not one the pod's selector and affinity ask for; they come before all others.
+_UNWANTED: Final = np.asarray([DEAD, CODE[Reason.SELECTOR], CODE[Reason.AFFINITY]], np.int64)
+
+
+def _set(codes: Ints, where: Bools, reason: Reason) -> None:
+    codes[where & (codes == 0)] = CODE[reason]
