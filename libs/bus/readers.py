@@ -21,10 +21,11 @@ from typing import Any, Final
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.errors import CommitFailedError, GroupAuthorizationFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from libs.bus import envelope, metrics
+from libs.bus.entry import in_words
 from libs.bus.port import Incoming, Rebalanced
 from libs.bus.settings import KafkaSettings
 from libs.runtime.backoff import Backoff
@@ -149,8 +150,8 @@ class Reader:
             self._consumer = starting.result()
             self._silent_since = time.monotonic()
             return True
-        self._fault = f"{self._name}: {error!r}"
-        log.warning("no consumer", reader=self._name, fault=repr(error), tries=self._backoff.tries)
+        self._fault = f"{self._name}: {self._told(error)}"
+        log.warning("no consumer", reader=self._name, fault=self._told(error), tries=self._backoff.tries)
         return False
 
     async def _start(self) -> Any:
@@ -163,8 +164,14 @@ class Reader:
             return await self._make()
 
     async def _failed(self, error: Exception) -> None:
-        log.warning("reading failed", reader=self._name, fault=repr(error))
-        await self._rebuild(repr(error))
+        log.warning("reading failed", reader=self._name, fault=self._told(error))
+        await self._rebuild(self._told(error))
+
+    def _told(self, error: BaseException) -> str:
+        grouped = isinstance(error, GroupAuthorizationFailedError)
+        return in_words(
+            error, self._settings, self._name.removeprefix("group ") if grouped else ", ".join(self._topics)
+        )
 
     async def _rebuild(self, why: str) -> None:
         self._fault = f"{self._name}: {why}"
@@ -352,6 +359,7 @@ class KafkaFullReader(Reader):
         self._goal: dict[Place, int] | None = None
         self._reached = False
         self._changed = False
+        self._given = asyncio.Event()
 
     @property
     def caught_up(self) -> bool:
@@ -363,12 +371,16 @@ class KafkaFullReader(Reader):
         self._goal = None
         self._reached = False
         self._changed = True
+        self._given.set()
 
     async def batch(self, limit: int = 1000, wait_s: float = 0.5) -> Sequence[Incoming]:
         if not self._next:
             self._polled_at = time.monotonic()
             self._reached = True
-            await asyncio.sleep(wait_s)
+            self._given.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._given.wait()
             return ()
         if self._changed and self._consumer is not None:
             self._changed = False

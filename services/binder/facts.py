@@ -10,12 +10,14 @@ from libs.contracts.events import NodeFact
 from libs.domain.nodes import Node, newer
 
 _PAST = 3
+_MOST_GONE = 1024
 
 
 class NodeFacts:
-    __slots__ = ("_now", "_past", "_term")
+    __slots__ = ("_gone", "_now", "_past", "_term")
 
     def __init__(self) -> None:
+        self._gone: dict[str, str] = {}
         self._now: dict[str, Node] = {}
         self._past: dict[str, dict[str, Node]] = {}
         self._term: dict[str, int] = {}
@@ -42,9 +44,21 @@ class NodeFacts:
         return True
 
     def gone(self, name: str) -> None:
-        self._now.pop(name, None)
+        known = self._now.pop(name, None)
+        if known is not None:
+            self._gone[name] = known.spec
+            while len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
         self._past.pop(name, None)
         self._term.pop(name, None)
+
+    def behind(self, name: str, spec: str) -> bool:
+        """Whether a decision was made against a state of the node that was never seen here. Placement and binder read
+        the same topic each at its own pace: most likely it is about to arrive."""
+        known = self._now.get(name)
+        if known is None:
+            return self._gone.get(name) != spec
+        return known.spec != spec and spec not in self._past.get(name, {})
 
     def now(self, name: str) -> Node | None:
         return self._now.get(name)

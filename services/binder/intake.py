@@ -27,6 +27,8 @@ log = structlog.get_logger()
 GROUP = "drystone-binder"
 _NODE = "node/"
 _MOST_QUOTED = 64 * 1024
+#: How long plans wait for facts that were not read yet. Readers of facts are let wait for 100 ms by the broker.
+_BEHIND_S = 0.5
 
 _node_decoder = msgspec.json.Decoder(NodeFact)
 _plans_decoder = msgspec.json.Decoder(PlansBatch)
@@ -43,14 +45,19 @@ class Intake:
         self._positions = positions
         self._tasks_in_hand = tasks_in_hand
         self.facts_ready = asyncio.Event()
+        self._news = asyncio.Event()
 
     async def follow_facts(self) -> None:
         reader = self._bus.follow([CLUSTER.name], from_start=True)
         while True:
+            news = False
             for record in await reader.batch(2000):
                 # Pods outnumber nodes by far and say nothing here: told apart by key, not by decoding.
                 if record.key.startswith(_NODE):
                     self._fact(record)
+                    news = True
+            if news:
+                self._news.set()
             if not self.facts_ready.is_set() and reader.caught_up:
                 log.info("node facts caught up", nodes=len(self._facts))
                 self.facts_ready.set()
@@ -82,7 +89,24 @@ class Intake:
                 continue
             batch = await reader.batch(500, 0.2)
             if batch:
-                await self._applier.take(self._plans(batch))
+                plans = self._plans(batch)
+                await self._until_known(plans)
+                await self._applier.take(plans)
+
+    async def _until_known(self, plans: Sequence[tuple[Plan, InHand | None]]) -> None:
+        """A plan may outrun the facts that it was made of: a node that was just created would be taken for gone. Rare,
+        so the plans behind wait with it, not for long: what is not known then is objected to and decided again."""
+        behind = {(a.node, a.node_spec) for plan, _ in plans for a in plan.assignments}
+        try:
+            async with asyncio.timeout(_BEHIND_S):
+                while True:
+                    self._news.clear()
+                    behind = {one for one in behind if self._facts.behind(*one)}
+                    if not behind:
+                        return
+                    await self._news.wait()
+        except TimeoutError:
+            log.info("plans know nodes that are not known here", nodes=sorted(name for name, _ in behind)[:20])
 
     def _plans(self, batch: Sequence[Incoming]) -> list[tuple[Plan, InHand | None]]:
         plans: list[tuple[Plan, InHand | None]] = []

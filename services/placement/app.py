@@ -77,6 +77,7 @@ class Placement:
             reviewed=self._controller.reviewed,
             cancelled=self._controller.cancelled,
             follow=self._follow,
+            followed=lambda: self._outcomes.caught_up,
         )
         self._cycle = Cycle(
             self.state,

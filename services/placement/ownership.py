@@ -45,6 +45,7 @@ class Ownership:
         reviewed: Callable[[Truth], None],
         cancelled: Callable[[str], None],
         follow: Callable[[frozenset[int]], None],
+        followed: Callable[[], bool],
     ) -> None:
         self._state = state
         self._ledger = ledger
@@ -56,6 +57,7 @@ class Ownership:
         self._reviewed = reviewed
         self._cancelled = cancelled
         self._follow = follow
+        self._followed = followed
         self.owned: frozenset[int] = frozenset()
         self.generation = 0
         self._changed = asyncio.Event()
@@ -100,6 +102,7 @@ class Ownership:
                     if wait > 0:
                         await self._clock.sleep(wait)
                         missing = self.owned - self._state.active
+                    await self._until_followed()
                     await self._take(missing)
                 elif self._clock.monotonic() - self._last_list >= self._settings.placement_slow_pass_s:
                     await self._look(self.owned, repair=True)
@@ -156,6 +159,16 @@ class Ownership:
                 await self._state.uses_ready.wait()
         except TimeoutError:
             raise LedgerUnavailable("used room could not be read within 30 s") from None
+
+    async def _until_followed(self) -> None:
+        """Outcomes are read from a known place before anything is claimed: one that came before that place was known
+        would be lost, and its claim would be waited for in vain."""
+        deadline = self._clock.monotonic() + 10.0
+        while not self._followed():
+            if self._clock.monotonic() > deadline:
+                log.warning("outcomes cannot be followed yet; what is missed is found by the slow pass")
+                return
+            await self._clock.sleep(0.01)
 
     async def _take(self, partitions: frozenset[int]) -> None:
         state, now = self._state, self._clock.monotonic()

@@ -69,7 +69,7 @@ class World:
         self.outcomes = self.bus.follow([OUTCOMES.name], from_start=True)
         return self
 
-    async def node(self, name: str, gpus: int = 8, **spec) -> None:
+    async def node(self, name: str, gpus: int = 8, *, published: bool = True, **spec) -> None:
         item = {
             "metadata": {
                 "name": name,
@@ -83,7 +83,7 @@ class World:
         }
         answer = self.cluster.call_now("POST", "/api/v1/nodes", msgspec.json.encode(item))
         assert answer.ok, answer.body
-        await self.tell(answer.body)
+        await self.tell(answer.body, published=published)
 
     async def cordon(self, name: str) -> None:
         patch = msgspec.json.encode({"spec": {"unschedulable": True}})
@@ -91,10 +91,14 @@ class World:
         answer = self.cluster.call_now("PATCH", path, patch, content_type="application/merge-patch+json")
         await self.tell(answer.body)
 
-    async def tell(self, raw: bytes) -> None:
+    async def tell(self, raw: bytes, *, published: bool = True) -> None:
         node = parse_node(raw)
         self.nodes[node.name] = node
         await self.ledger.nodes_seen([node], 1)
+        if published:
+            await self.publish(node)
+
+    async def publish(self, node) -> None:
         fact = NodeFact(node, 1)
         await self.bus.publish(
             [Outgoing(CLUSTER.name, cluster_key(fact), msgspec.json.encode(fact), EventType.CLUSTER)]
@@ -406,6 +410,31 @@ async def test_a_cordon_that_was_acknowledged_before_the_bind_is_honoured(world)
     assert landed[a.uid][0] is Landed.REPLAN
     assert "cordoned" in landed[a.uid][1]
     assert world.bindings == []
+    assert await world.held() == {}
+
+
+async def test_a_plan_that_outruns_its_new_nodes_fact_waits_for_it_instead_of_being_refused(world):
+    await world.node("late", published=False)
+    a = world.pod("a")
+    plan = await world.plan(a, on="late")
+    async with world.binder():
+        await world.send(plan)
+        await asyncio.sleep(0.1)
+        await world.publish(world.nodes["late"])
+        landed = await world.landed(1)
+    assert landed[a.uid][0] is Landed.BOUND
+    assert world.bindings == [("a", "late")]
+
+
+async def test_a_plan_for_a_node_that_never_shows_is_given_back(world):
+    await world.node("ghost", published=False)
+    a = world.pod("a")
+    plan = await world.plan(a, on="ghost")
+    async with world.binder():
+        await world.send(plan)
+        landed = await world.landed(1)
+        await world.settled(1)
+    assert landed[a.uid] == (Landed.REPLAN, "node is gone")
     assert await world.held() == {}
 
 

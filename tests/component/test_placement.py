@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
-from libs.bus.port import Outgoing
+from libs.bus.port import Incoming, Outgoing
 from libs.contracts.events import EventType, JobChanged, Landed
 from libs.domain import keys
 from libs.domain.jobs import Phase
 from libs.domain.queues import Queue
 from libs.kube import trainingjobs, writes
+from services.placement.app import Placement
 from tests.component.placement_scene import NS, Scene, binder, fact, placement, running, scene, seen
 
 
@@ -26,6 +28,42 @@ async def test_a_single_pod_is_bound_with_its_device_and_told_running() -> None:
         (seen,) = s.read_pods()
         assert seen.annotations[keys.GPUS] in {str(i) for i in range(8)}
         assert s.kube.writes.get("PATCH pods/status", 0) == 0, "a pod that is placed at once gets no condition"
+
+
+async def test_nothing_is_claimed_before_outcomes_are_followed_so_a_refusal_at_the_start_is_heard() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        service = placement(s)
+        follow = slow_follow(service)
+        async with running(service):
+            pod = s.pod("p1")
+            await s.hint(pod)
+            await asyncio.sleep(0.2)
+            await s.pump()
+            assert s.plans == [], "its outcome could come before we listen"
+            follow.set()
+            await s.until(lambda: s.plans)
+            await s.outcome(s.plans[0], Landed.REPLAN)
+            key = s.plans[0].job
+            await s.until(lambda: not service.state.pending.jobs[key].claims)
+
+
+def slow_follow(service: Placement) -> asyncio.Event:
+    """The broker tells where its outcomes end only when the event is set."""
+    told = asyncio.Event()
+    reader = service._outcomes
+    batch = reader.batch
+
+    class Late:
+        caught_up = property(lambda _: told.is_set() and reader.caught_up)
+        assign = staticmethod(reader.assign)
+
+        async def batch(self, limit: int = 1000, wait_s: float = 0.5) -> Sequence[Incoming]:
+            await told.wait()
+            return await batch(limit, wait_s)
+
+    service._outcomes = Late()
+    return told
 
 
 async def test_of_two_gangs_that_fill_the_cluster_one_runs_and_one_holds_nothing() -> None:

@@ -74,7 +74,7 @@ class Heard:
             self.letters.append(msgspec.json.decode(record.value, type=DeadLetter))
         self.came.set()
 
-    async def until(self, fits: Callable[[Heard], bool], *, within_s: float = 45.0) -> None:
+    async def until(self, fits: Callable[[Heard], bool], *, within_s: float = 20.0) -> None:
         try:
             async with asyncio.timeout(within_s):
                 while not fits(self):
@@ -228,7 +228,7 @@ class World:
     # -- what is seen -------------------------------------------------------------------------------------------------
 
     async def until(
-        self, fits: Callable[[Pods], bool], *, within_s: float = 45.0, namespace: str = "", selector: str = ""
+        self, fits: Callable[[Pods], bool], *, within_s: float = 20.0, namespace: str = "", selector: str = ""
     ) -> Pods:
         """The pods as soon as they fit, looked at after every change."""
         path = writes.pods_path(namespace or self.namespace)

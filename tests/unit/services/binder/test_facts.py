@@ -31,3 +31,17 @@ def test_the_last_few_specs_are_remembered():
     facts.gone("n1")
     assert facts.now("n1") is None
     assert facts.then("n1", shapes[4].spec) is None
+
+
+def test_a_state_that_was_never_seen_is_about_to_arrive_and_one_that_went_is_not():
+    facts = NodeFacts()
+    old, new = node("n1", cpu=1000), node("n1", cpu=2000)
+    assert facts.behind("n1", old.spec)
+    facts.seen(NodeFact(msgspec.structs.replace(old, version="1"), 1))
+    assert not facts.behind("n1", old.spec)
+    assert facts.behind("n1", new.spec)
+    facts.seen(NodeFact(msgspec.structs.replace(new, version="2"), 1))
+    assert not facts.behind("n1", old.spec), "the decision was made before, not after"
+    facts.gone("n1")
+    assert not facts.behind("n1", new.spec)
+    assert facts.behind("n1", node("n1", cpu=3000).spec), "made anew under its name"
