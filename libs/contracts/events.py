@@ -17,6 +17,7 @@ from libs.domain.nodes import Node
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.queues import Queue
 from libs.domain.resources import Charge
+from libs.domain.rules import HostPort, PodTerm
 from libs.domain.verdicts import Verdict
 
 # --- drystone.tasks: watcher -> placement -------------------------------------------------------------------------
@@ -75,6 +76,10 @@ class PodFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="pod"):
     claim: str = ""
     started: float = 0.0  # when it was bound or created, seconds since the epoch
     phase: str = ""
+    #: What rules of other pods meet: other resources and host ports held, required anti-affinity.
+    extra: tuple[tuple[str, int], ...] = ()
+    ports: tuple[HostPort, ...] = ()
+    anti_affinity: tuple[PodTerm, ...] = ()
 
 
 class PriorityClassFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="priorityclass"):

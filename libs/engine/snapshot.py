@@ -302,4 +302,5 @@ def _same(left: Node, right: Node) -> bool:
         and left.gpus_closed == right.gpus_closed
         and left.labels == right.labels
         and left.taints == right.taints
+        and left.extra == right.extra
     )

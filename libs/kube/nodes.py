@@ -15,12 +15,15 @@ from libs.domain import keys
 from libs.domain.nodes import Gpu, Node, Taint
 from libs.kube.objects import NodeObject, Quantities, node_decoder
 from libs.kube.quantities import mib, milli, units
+from libs.kube.shares import HAMI
 
 #: Labels that change with time alone.
 _HEARTBEAT_LABELS: Final = frozenset({"nvidia.com/gfd.timestamp"})
 #: Conditions under which a kubelet refuses pods, or pods cannot talk, whatever the taints say.
 _REFUSING: Final = frozenset({"DiskPressure", "PIDPressure", "NetworkUnavailable"})
 _DEFAULT_PODS: Final = 110
+#: Resources with a place of their own in a node.
+_OF_THEIR_OWN: Final = frozenset({"cpu", "memory", "pods", keys.GPU_RESOURCE, *HAMI})
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -42,13 +45,18 @@ def node_of(seen: NodeObject) -> Node:
     device_mib = int(labels[keys.NODE_GPU_MEMORY]) if labels.get(keys.NODE_GPU_MEMORY, "").isdecimal() else 0
     model = labels.get(keys.NODE_GPU_MODEL, "")
     gpus = tuple(Gpu(index=i, mib=device_mib, model=model) for i in range(count))
+    extra = {
+        name: amount
+        for name in sorted(allocatable)
+        if name not in _OF_THEIR_OWN and (amount := _read(allocatable, name))
+    }
     unschedulable = bool(seen.spec.unschedulable)
     ready = _ready(seen)
     return Node(
         name=meta.name,
         uid=meta.uid,
         version=meta.resource_version,
-        spec=_digest(labels, taints, unschedulable, ready, cpu, mem, pods, count, closed),
+        spec=_digest(labels, taints, unschedulable, ready, cpu, mem, pods, count, closed, *([extra] if extra else [])),
         cpu=cpu,
         mem=mem,
         pods=pods,
@@ -58,6 +66,7 @@ def node_of(seen: NodeObject) -> Node:
         unschedulable=unschedulable,
         ready=ready,
         gpus_closed=closed,
+        extra=extra,
     )
 
 

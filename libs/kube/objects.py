@@ -64,9 +64,13 @@ class Resources(_Part, frozen=True):
 
 class ContainerPort(_Part, frozen=True):
     host_port: int | None = None
+    container_port: int = 0
+    protocol: str | None = None
+    host_ip: str | None = msgspec.field(default=None, name="hostIP")
 
 
 class Container(_Part, frozen=True):
+    name: str = ""
     resources: Resources | None = None
     restart_policy: str | None = None
     ports: tuple[ContainerPort, ...] | None = None
@@ -84,6 +88,7 @@ class PodSpec(_Part, frozen=True):
     init_containers: tuple[Container, ...] | None = None
     overhead: Quantities | None = None
     resources: Resources | None = None
+    host_network: bool | None = None
     node_name: str | None = None
     scheduler_name: str | None = None
     node_selector: dict[str, str] | None = None
@@ -107,12 +112,33 @@ class Condition(_Part, frozen=True):
     message: str | None = None
 
 
+class ContainerStatus(_Part, frozen=True):
+    """`resources` are what the container runs with, `allocated_resources` what its node has set aside for it."""
+
+    name: str = ""
+    resources: Resources | None = None
+    allocated_resources: Quantities | None = None
+
+
 class PodStatus(_Part, frozen=True):
     phase: str | None = None
     reason: str | None = None
     message: str | None = None
     start_time: datetime | None = None
     conditions: tuple[Condition, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+    init_container_statuses: tuple[ContainerStatus, ...] | None = None
+    resources: Resources | None = None
+    allocated_resources: Quantities | None = None
+
+    @property
+    def resized(self) -> bool:
+        """Whether the node says anything of resources: the pod has run, and may ask for other amounts by now."""
+        return (
+            self.container_statuses is not None
+            or self.init_container_statuses is not None
+            or self.resources is not None
+        )
 
 
 class Pod(_Part, frozen=True):

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 import msgspec
 
 from libs.domain import keys
-from libs.domain.jobs import Task
+from libs.domain.jobs import GATES, Task
 from libs.domain.nodes import Gpu, Toleration
 from libs.domain.resources import WHOLE, Charge, GpuGrant, Request
+from libs.domain.rules import Rules
 from libs.kube.objects import OwnerReference, Pod, pod_decoder, present
 from libs.kube.requests import asked, tolerations
+from libs.kube.rules import rules_of
 
 _ENDED = ("Succeeded", "Failed")
 _MOST_INDEX = 1024
@@ -53,6 +55,7 @@ class PodView(msgspec.Struct, frozen=True):
     owners: tuple[OwnerReference, ...]
     status_reason: str
     started: float
+    rules: Rules | None = None
 
     @property
     def ours(self) -> bool:
@@ -103,8 +106,10 @@ class PodView(msgspec.Struct, frozen=True):
             request=self.request,
             node_selector=self.node_selector,
             tolerations=self.tolerations,
-            unsupported=("scheduling gates", *self.unsupported) if self.gated else self.unsupported,
+            unsupported=(GATES, *self.unsupported) if self.gated else self.unsupported,
             created=self.created,
+            labels=self.labels,
+            rules=self.rules,
         )
 
     def charge(self, node_gpus: Sequence[Gpu] | None = None) -> Charge:
@@ -152,8 +157,10 @@ def parse_pod(raw: bytes) -> PodView:
 def pod_of(pod: Pod) -> PodView:
     meta, spec, status = pod.metadata, pod.spec, pod.status
     labels, annotations = meta.labels or {}, meta.annotations or {}
-    wish = asked(spec, annotations)
-    unsupported = wish.unsupported
+    wish = asked(spec, annotations, status)
+    problems = list(wish.unsupported)
+    rules = rules_of(spec, meta.namespace, labels, problems)
+    unsupported = tuple(problems)
     gang_min = 0
     said_min = annotations.get(keys.GANG_MIN) or labels.get(keys.GANG_MIN)
     if said_min is not None:
@@ -191,6 +198,7 @@ def pod_of(pod: Pod) -> PodView:
         owners=meta.owner_references or (),
         status_reason=status.reason or "",
         started=status.start_time.timestamp() if status.start_time else meta.created,
+        rules=rules,
     )
 
 

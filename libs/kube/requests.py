@@ -15,19 +15,19 @@ import msgspec
 from libs.domain import keys
 from libs.domain.nodes import Toleration
 from libs.domain.resources import WHOLE, GpuRequest, Request
-from libs.kube.objects import Container, PodSpec, Quantities, Resources, present
-from libs.kube.quantities import mib, milli, units
+from libs.kube.effective import effective
+from libs.kube.objects import PodSpec, PodStatus, present
+from libs.kube.quantities import mib, units
 from libs.kube.shares import HAMI, Share, share_of
 
 #: Volumes that any node can mount, without limits per node.
 _PLAIN_VOLUMES: Final = frozenset(
     {"name", "emptyDir", "configMap", "secret", "projected", "downwardAPI", "hostPath", "nfs", "image"}
 )
-_UNDERSTOOD: Final = frozenset({"cpu", "memory", keys.GPU_RESOURCE, *HAMI})
+#: Resources with a place of their own in a request.
+_OF_THEIR_OWN: Final = frozenset({"cpu", "memory", keys.GPU_RESOURCE, *HAMI})
 _MOST_DEVICES: Final = 1024
 _MOST_MIB: Final = 2**31
-
-Sums = dict[str, int]
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -35,97 +35,28 @@ class Asked(msgspec.Struct, frozen=True):
     unsupported: tuple[str, ...]
 
 
-def asked(spec: PodSpec, annotations: Mapping[str, str]) -> Asked:
+def asked(spec: PodSpec, annotations: Mapping[str, str], status: PodStatus | None = None) -> Asked:
     """Effective request of a pod (or of a template's pods), with all reasons why it cannot be served as asked."""
     problems: list[str] = []
-    sums = _effective(spec, problems)
+    amounts = effective(spec, status, problems)
     problems.extend(_features(spec))
-    for name, amount in sums.items():
-        if name not in _UNDERSTOOD and amount:
-            problems.append(f"resource {name}")
     share = share_of(spec, annotations, problems)
-    gpu = _gpu(sums.get(keys.GPU_RESOURCE, 0), share, models_of(annotations), problems)
-    request = Request(cpu=sums.get("cpu", 0), mem=mib(sums.get("memory", 0), up=True), gpu=gpu)
+    gpu = _gpu(_whole(amounts.get(keys.GPU_RESOURCE)), share, models_of(annotations), problems)
+    extra = tuple(sorted((n, _whole(amount)) for n, amount in amounts.items() if amount and n not in _OF_THEIR_OWN))
+    request = Request(
+        cpu=_whole(amounts.get("cpu"), 1000), mem=mib(_whole(amounts.get("memory")), up=True), gpu=gpu, extra=extra
+    )
     return Asked(request, tuple(dict.fromkeys(problems)))
+
+
+def _whole(amount: Decimal | None, scale: int = 1) -> int:
+    return 0 if amount is None else int((amount * scale).to_integral_value(ROUND_CEILING))
 
 
 def tolerations(spec: PodSpec) -> tuple[Toleration, ...]:
     return tuple(
         Toleration(t.key or "", t.operator or "Equal", t.value or "", t.effect or "") for t in spec.tolerations or ()
     )
-
-
-# --- CPU, memory, extended resources ------------------------------------------------------------------------
-
-
-def _effective(spec: PodSpec, problems: list[str]) -> Sums:
-    """CPU in milli, everything else in base units. Sidecars (restartable init containers) run beside everything that
-    starts after them; other init containers run one at a time."""
-    running: Sums = {}
-    for container in spec.containers or ():
-        _add(running, _of_container(container, problems))
-    sidecars: Sums = {}
-    start: Sums = {}
-    for container in spec.init_containers or ():
-        own = _of_container(container, problems)
-        if container.restart_policy == "Always":
-            _add(running, own)
-            _add(sidecars, own)
-            _most(start, sidecars)
-        else:
-            _add(own, sidecars)
-            _most(start, own)
-    _most(running, start)
-    if spec.resources is not None:
-        if present(spec.resources.claims):
-            problems.append("resource claims")
-        # A pod-level figure stands in place of the sum of the containers.
-        running.update(_of(spec.resources, problems))
-    if spec.overhead:
-        _add(running, _sums(spec.overhead, problems))
-    return running
-
-
-def _of_container(container: Container, problems: list[str]) -> Sums:
-    if container.resources is None:
-        return {}
-    if present(container.resources.claims):
-        problems.append("resource claims")
-    return _of(container.resources, problems)
-
-
-def _of(resources: Resources, problems: list[str]) -> Sums:
-    """A limit stands for a request that is not there, as the API server's defaulting does on pods."""
-    found = _sums(resources.limits, problems) if resources.limits else {}
-    if resources.requests:
-        found.update(_sums(resources.requests, problems))
-    return found
-
-
-def _sums(quantities: Quantities, problems: list[str]) -> Sums:
-    found: Sums = {}
-    for name, quantity in quantities.items():
-        try:
-            amount = milli(quantity, True) if name == "cpu" else units(quantity, True)
-        except ValueError:
-            problems.append(f"resource {name}: {str(quantity)[:40]!r} is not a quantity")
-            continue
-        if amount < 0:
-            problems.append(f"resource {name}: {str(quantity)[:40]!r} is negative")
-            continue
-        found[name] = amount
-    return found
-
-
-def _add(into: Sums, other: Mapping[str, int]) -> None:
-    for name, amount in other.items():
-        into[name] = into.get(name, 0) + amount
-
-
-def _most(into: Sums, other: Mapping[str, int]) -> None:
-    for name, amount in other.items():
-        if amount > into.get(name, 0):
-            into[name] = amount
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------
@@ -190,30 +121,7 @@ def models_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
 # --- features -----------------------------------------------------------------------------------------------
 
 
-class _Affinity(msgspec.Struct, frozen=True, rename="camel"):
-    node_affinity: msgspec.Raw = msgspec.Raw(b"")
-    pod_affinity: msgspec.Raw = msgspec.Raw(b"")
-    pod_anti_affinity: msgspec.Raw = msgspec.Raw(b"")
-
-
-_affinity_decoder: Final = msgspec.json.Decoder(_Affinity)
-
-
 def _features(spec: PodSpec) -> Iterable[str]:
-    if present(spec.affinity):
-        try:
-            affinity = _affinity_decoder.decode(spec.affinity)
-        except msgspec.MsgspecError:
-            yield "affinity"
-        else:
-            if present(affinity.node_affinity):
-                yield "node affinity"
-            if present(affinity.pod_affinity):
-                yield "pod affinity"
-            if present(affinity.pod_anti_affinity):
-                yield "pod anti-affinity"
-    if present(spec.topology_spread_constraints):
-        yield "topology spread constraints"
     if present(spec.resource_claims):
         yield "resource claims"
     if present(spec.workload_ref) or present(spec.scheduling_group):
@@ -222,7 +130,3 @@ def _features(spec: PodSpec) -> Iterable[str]:
         for kind in volume:
             if kind not in _PLAIN_VOLUMES:
                 yield f"volume of kind {kind}"
-    for containers in (spec.containers, spec.init_containers):
-        for container in containers or ():
-            if container.ports and any(port.host_port for port in container.ports):
-                yield "host ports"

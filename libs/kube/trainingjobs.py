@@ -20,6 +20,7 @@ from libs.domain.plans import Assignment
 from libs.kube.grouping import NOTHING_KNOWN, Known, resolve_queue
 from libs.kube.objects import Meta, template_decoder
 from libs.kube.requests import asked, tolerations
+from libs.kube.rules import rules_of
 
 RESOURCE: Final = "trainingjobs"
 KIND: Final = "TrainingJob"
@@ -190,7 +191,7 @@ def expand(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) ->
     tasks: list[Task] = []
     created = view.metadata.created
     for role in view.spec.roles:
-        shape = _shape(bytes(role.template))
+        shape = _shape(bytes(role.template), view.namespace, _labels_of(view))
         tasks.extend(
             Task(
                 id=task_id(view.uid, role.name, index, attempt),
@@ -204,20 +205,33 @@ def expand(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) ->
                 unsupported=shape.unsupported,
                 created=created,
                 create=True,
+                labels=shape.labels,
+                rules=shape.rules,
             )
             for index in range(role.replicas)
         )
     return head_of(view, attempt, known), tasks
 
 
+def _labels_of(view: TrainingJobView) -> tuple[tuple[str, str], ...]:
+    """Labels that every pod of the job gets beside its template's."""
+    priority = view.spec.priority
+    ours = ((keys.PRIORITY_LABEL, priority),) if priority in keys.PRIORITY_WORDS else ()
+    return (*ours, (keys.JOB, view.name))
+
+
 @lru_cache(maxsize=1024)
-def _shape(template: bytes) -> Task:
+def _shape(template: bytes, namespace: str, ours: tuple[tuple[str, str], ...]) -> Task:
     """What pods of this template ask for, as a task without identity."""
     try:
         decoded = template_decoder.decode(template)
     except msgspec.MsgspecError as error:
         return Task(id="", name="", namespace="", unsupported=(f"pod template: {error}"[:200],))
     wish = asked(decoded.spec, decoded.metadata.annotations or {})
+    job = dict(ours)
+    labels = {**job, **(decoded.metadata.labels or {}), keys.JOB: job[keys.JOB]}
+    problems = list(wish.unsupported)
+    rules = rules_of(decoded.spec, namespace, labels, problems)
     return Task(
         id="",
         name="",
@@ -225,7 +239,9 @@ def _shape(template: bytes) -> Task:
         request=wish.request,
         node_selector=decoded.spec.node_selector or {},
         tolerations=tolerations(decoded.spec),
-        unsupported=wish.unsupported,
+        unsupported=tuple(problems),
+        labels=labels,
+        rules=rules,
     )
 
 

@@ -123,6 +123,7 @@ def task_signature(task: Task) -> Hashable:
         task.request.cpu,
         task.request.mem,
         msgspec.structs.astuple(task.request.gpu),
+        task.request.extra,
         tuple(sorted(task.node_selector.items())) if task.node_selector else (),
         tuple(msgspec.structs.astuple(t) for t in task.tolerations),
         task.unsupported,

@@ -174,6 +174,11 @@ class View:
             terminating=fact.terminating,
             started=fact.started,
             marked=fact.uid in self._marked,
+            labels=fact.labels,
+            extra=fact.extra,
+            ports=fact.ports,
+            anti_affinity=fact.anti_affinity,
+            task=f"{fact.job_uid}/{fact.task}" if fact.task and fact.job_uid else "",
         )
 
     def mark(self, uids: Iterable[str]) -> None:

@@ -288,7 +288,7 @@ class Picture:
         )
 
     def _pod_fact(self, pod: _Pod, seen: TaskSeen) -> PodFact:
-        view, head = pod.view, pod.head
+        view, head, rules = pod.view, pod.head, pod.view.rules
         return PodFact(
             uid=seen.uid,
             name=view.name,
@@ -299,7 +299,7 @@ class Picture:
             job=seen.job,
             queue=seen.queue,
             priority=head.priority if head else 0,
-            labels=view.labels if head else {},
+            labels=view.labels,
             ours=head is not None,
             terminating=view.terminating,
             term=self.term,
@@ -309,6 +309,9 @@ class Picture:
             claim=seen.claim,
             started=view.started,
             phase=view.phase,
+            extra=view.request.extra,
+            ports=rules.ports if rules is not None else (),
+            anti_affinity=rules.anti_affinity if rules is not None else (),
         )
 
     def _pod_gone(self, uid: str) -> None:

@@ -160,19 +160,12 @@ class TestUnsupported:
     @pytest.mark.parametrize(
         ("spec", "said"),
         [
-            ({"affinity": {"nodeAffinity": {"x": 1}}}, "node affinity"),
-            ({"affinity": {"podAffinity": {"x": 1}}}, "pod affinity"),
-            ({"affinity": {"podAntiAffinity": {"x": 1}}}, "pod anti-affinity"),
-            ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topology spread constraints"),
             ({"resourceClaims": [{"name": "x"}]}, "resource claims"),
             (
                 {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]},
                 "volume of kind persistentVolumeClaim",
             ),
             ({"volumes": [{"name": "v", "ephemeral": {}}]}, "volume of kind ephemeral"),
-            ({"containers": [{"name": "c", "ports": [{"hostPort": 80}]}]}, "host ports"),
-            ({"limits": {"nvidia.com/mig-1g.10gb": "1"}}, "resource nvidia.com/mig-1g.10gb"),
-            ({"limits": {"ephemeral-storage": "1Gi"}}, "resource ephemeral-storage"),
         ],
     )
     def test_a_feature_that_is_not_understood_is_named(self, spec: dict[str, Any], said: str) -> None:

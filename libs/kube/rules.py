@@ -1,0 +1,180 @@
+"""Placement rules of a pod, read from its spec into `libs.domain.rules`.
+
+What the API server would fill in is filled in here, since templates have not passed it: a term without namespaces
+means the pod's own, `matchLabelKeys` join the selector, `hostNetwork` makes every port a host port. Selectors are put
+into one order, so that rules that mean the same are equal. Preferences (preferred terms, ScheduleAnyway) are no rules
+and are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from libs.domain.rules import ANY_ADDRESS, HostPort, NodeTerm, PodTerm, Requirement, Rules, Selector, Spread
+from libs.kube.objects import PodSpec, present
+
+Labels = Mapping[str, str]
+
+
+class _Part(msgspec.Struct, frozen=True, rename="camel"):
+    pass
+
+
+class _Expression(_Part, frozen=True):
+    key: str
+    operator: str
+    values: tuple[str, ...] | None = None
+
+
+class _Selector(_Part, frozen=True):
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[_Expression, ...] | None = None
+
+
+class _NodeTerm(_Part, frozen=True):
+    match_expressions: tuple[_Expression, ...] | None = None
+    match_fields: tuple[_Expression, ...] | None = None
+
+
+class _NodeSelector(_Part, frozen=True):
+    node_selector_terms: tuple[_NodeTerm, ...] | None = None
+
+
+class _NodeAffinity(_Part, frozen=True):
+    required: _NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class _PodTerm(_Part, frozen=True):
+    topology_key: str = ""
+    label_selector: _Selector | None = None
+    namespaces: tuple[str, ...] | None = None
+    namespace_selector: _Selector | None = None
+    match_label_keys: tuple[str, ...] | None = None
+    mismatch_label_keys: tuple[str, ...] | None = None
+
+
+class _PodAffinity(_Part, frozen=True):
+    required: tuple[_PodTerm, ...] | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class _Affinity(_Part, frozen=True):
+    node_affinity: _NodeAffinity | None = None
+    pod_affinity: _PodAffinity | None = None
+    pod_anti_affinity: _PodAffinity | None = None
+
+
+class _Spread(_Part, frozen=True):
+    topology_key: str = ""
+    max_skew: int = 1
+    when_unsatisfiable: str = ""
+    label_selector: _Selector | None = None
+    match_label_keys: tuple[str, ...] | None = None
+    min_domains: int | None = None
+    node_affinity_policy: str | None = None
+    node_taints_policy: str | None = None
+
+
+_affinity_decoder: Final = msgspec.json.Decoder(_Affinity)
+_spread_decoder: Final = msgspec.json.Decoder(tuple[_Spread, ...])
+
+
+def rules_of(spec: PodSpec, namespace: str, labels: Labels, problems: list[str]) -> Rules | None:
+    """None where the pod has no rules. What cannot be read is a problem, named."""
+    node: tuple[NodeTerm, ...] | None = None
+    near: tuple[PodTerm, ...] = ()
+    far: tuple[PodTerm, ...] = ()
+    spread: tuple[Spread, ...] = ()
+    if present(spec.affinity):
+        try:
+            affinity = _affinity_decoder.decode(spec.affinity)
+        except msgspec.MsgspecError as error:
+            problems.append(f"affinity: {error}"[:200])
+        else:
+            if affinity.node_affinity is not None and affinity.node_affinity.required is not None:
+                node = tuple(map(_node_term, affinity.node_affinity.required.node_selector_terms or ()))
+            near = _pod_terms(affinity.pod_affinity, namespace, labels)
+            far = _pod_terms(affinity.pod_anti_affinity, namespace, labels)
+    if present(spec.topology_spread_constraints):
+        try:
+            constraints = _spread_decoder.decode(spec.topology_spread_constraints)
+        except msgspec.MsgspecError as error:
+            problems.append(f"topology spread constraints: {error}"[:200])
+        else:
+            spread = tuple(_spread(c, labels) for c in constraints if c.when_unsatisfiable != "ScheduleAnyway")
+    ports = host_ports(spec)
+    if node is None and not near and not far and not spread and not ports:
+        return None
+    return Rules(node, near, far, spread, ports)
+
+
+def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
+    """Of containers that run for the whole of the pod's life."""
+    found: set[HostPort] = set()
+    sidecars = (c for c in spec.init_containers or () if c.restart_policy == "Always")
+    for container in (*(spec.containers or ()), *sidecars):
+        for port in container.ports or ():
+            number = port.host_port or (port.container_port if spec.host_network else 0)
+            if number:
+                found.add(HostPort(number, port.protocol or "TCP", port.host_ip or ANY_ADDRESS))
+    return tuple(sorted(found, key=lambda port: (port.port, port.protocol, port.ip)))
+
+
+def _requirement(part: _Expression) -> Requirement:
+    return Requirement(part.key, part.operator, tuple(sorted(part.values or ())))
+
+
+def _ordered(parts: set[Requirement]) -> Selector:
+    return tuple(sorted(parts, key=lambda part: (part.key, part.operator, part.values)))
+
+
+def _selector(said: _Selector | None, more: set[Requirement] | None = None) -> Selector | None:
+    if said is None:
+        return None
+    parts = {Requirement(key, "In", (value,)) for key, value in (said.match_labels or {}).items()}
+    parts.update(map(_requirement, said.match_expressions or ()))
+    return _ordered(parts | more if more else parts)
+
+
+def _of_labels(labels: Labels, named: tuple[str, ...] | None, operator: str) -> set[Requirement]:
+    return {Requirement(key, operator, (labels[key],)) for key in named or () if key in labels}
+
+
+def _node_term(term: _NodeTerm) -> NodeTerm:
+    return NodeTerm(
+        _ordered(set(map(_requirement, term.match_expressions or ()))),
+        _ordered(set(map(_requirement, term.match_fields or ()))),
+    )
+
+
+def _pod_terms(affinity: _PodAffinity | None, namespace: str, labels: Labels) -> tuple[PodTerm, ...]:
+    if affinity is None:
+        return ()
+    terms = []
+    for term in affinity.required or ():
+        keys = _of_labels(labels, term.match_label_keys, "In") | _of_labels(labels, term.mismatch_label_keys, "NotIn")
+        own = not term.namespaces and term.namespace_selector is None
+        terms.append(
+            PodTerm(
+                term.topology_key,
+                _selector(term.label_selector, keys),
+                (namespace,) if own else tuple(sorted(term.namespaces or ())),
+                _selector(term.namespace_selector),
+            )
+        )
+    return tuple(terms)
+
+
+def _spread(said: _Spread, labels: Labels) -> Spread:
+    return Spread(
+        said.topology_key,
+        said.max_skew,
+        _selector(said.label_selector, _of_labels(labels, said.match_label_keys, "In")),
+        1 if said.min_domains is None else said.min_domains,
+        said.node_affinity_policy != "Ignore",
+        said.node_taints_policy == "Honor",
+    )
