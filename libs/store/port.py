@@ -44,6 +44,7 @@ class Refusal(enum.StrEnum):
     EXPIRED = "expired"
     UNKNOWN = "unknown"
     FENCED = "fenced"  # resolver took the claim back
+    GANG = "gang"  # nothing against this one, but another of its gang was refused
 
 
 class TaskSeen(msgspec.Struct, frozen=True, omit_defaults=True):

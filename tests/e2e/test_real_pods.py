@@ -89,7 +89,7 @@ async def test_a_higher_priority_evicts_lower_ones_and_takes_their_room(world: W
     await world.create(*low)
     before = await world.until(lambda pods: sum(p.view.phase == "Running" for p in pods.values()) == 8)
     await world.create(world.pod("high", gpus=4, labels={"priority": "high"}))
-    pods = await world.until(lambda pods: "high" in pods and bool(pods["high"].view.node), within_s=60)
+    pods = await world.until(lambda pods: "high" in pods and bool(pods["high"].view.node), within_s=30)
     left = [n for n in pods if n.startswith("low")]
     assert len(left) == 4, "exactly as many as were needed"
     freed = {before[n].gpus for n in before if n not in left}

@@ -323,23 +323,23 @@ local function begin(keys, args)
           local uid = holder and string.match(holder, '^=(.*)$') or a[2]
           local t = task(u, uid)
           why = t and 'held' or (tombs[a[2]] and 'tombstone' or 'unknown')
-          if t and t.k == claim then begun = true else blocked = blocked or why end
+          if t and t.k == claim then begun = true else blocked = true end
         elseif c.p ~= id then
           why = 'unknown'
-          blocked = blocked or why
+          blocked = true
         elseif c.s == 'w' then
           begun = true
         else
           local n = node(u, c.n)
           why = (tombs[a[2]] and 'tombstone') or overfilled(n, c.c)
           if not why and a[4] and n.spec.s ~= a[4] then why = 'node-changed' end
-          if why then blocked = blocked or why else ready_now[#ready_now + 1] = {claim, c} end
+          if why then blocked = true else ready_now[#ready_now + 1] = {claim, c} end
         end
       end
       if why then refused[claim] = why end
     end
     if gang and blocked and not begun then
-      for _, r in ipairs(ready_now) do refused[r[1]] = blocked end
+      for _, r in ipairs(ready_now) do refused[r[1]] = 'gang' end
     else
       for _, r in ipairs(ready_now) do
         r[2].s = 'w'
