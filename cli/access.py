@@ -1,23 +1,50 @@
-"""How the command line reaches the API server: as the caller, with the caller's own kubeconfig."""
+"""How the command line reaches the API server, Kafka and Redis: as the caller.
+
+The API server by the caller's own kubeconfig; Kafka and Redis by the same DRYSTONE_* variables that services read
+(accounts, passwords, certificates), so that no secret stands on a command line.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 import yaml
 
 from cli.errors import CommandError
+from libs.bus.settings import KafkaSettings
+from libs.host.open import kafka_settings, redis_ledger
+from libs.host.settings import CommonSettings, WrongSettings, read_settings
 from libs.kube.client import KubeClient
 from libs.kube.errors import BadConfiguration, ReadFailed
 from libs.kube.outcomes import why
 from libs.kube.port import Answer, Kube
+from libs.store.redis import RedisLedger
 
 T = TypeVar("T")
 _NAMESPACE: Final = "default"
+
+
+def settings() -> CommonSettings:
+    try:
+        return read_settings(CommonSettings)
+    except WrongSettings as error:
+        raise CommandError(str(error)) from None
+
+
+def kafka(bootstrap: str, *, check_topics: bool = True) -> KafkaSettings:
+    """`bootstrap` stands before the variable of the same name."""
+    found = kafka_settings("cli", settings())
+    return replace(found, bootstrap=bootstrap, source="drystone/cli", check_topics=check_topics)
+
+
+def ledger(url: str) -> RedisLedger:
+    """`url` stands before the variable of the same name."""
+    return redis_ledger(settings().model_copy(update={"redis_url": url}))
 
 
 def kubeconfig_path(given: Path | None) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.access import with_cluster
+from cli.access import ledger, with_cluster
 from cli.errors import CommandError
 from libs.domain.nodes import Node
 from libs.domain.queues import ancestors
@@ -25,7 +25,6 @@ from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
 from libs.kube.writes import NODES, list_all, pods_path
 from libs.store.port import Holder, Ledger, LedgerMisconfigured, LedgerUnavailable
-from libs.store.redis import RedisLedger
 
 SETTLE_S = 2.0
 
@@ -190,14 +189,14 @@ async def violations(kube: Kube, ledger: Ledger, *, settle_s: float = SETTLE_S) 
 
 def check(kubeconfig: Path | None, redis: str, as_json: bool) -> int:
     async def body(kube: Kube, _namespace: str) -> list[Violation]:
-        ledger = RedisLedger(redis)
+        opened = ledger(redis)
         try:
-            await ledger.open()
-            return await violations(kube, ledger)
+            await opened.open()
+            return await violations(kube, opened)
         except (LedgerUnavailable, LedgerMisconfigured) as error:
             raise CommandError(str(error)) from None
         finally:
-            await ledger.close()
+            await opened.close()
 
     found = with_cluster(kubeconfig, body)
     if as_json:

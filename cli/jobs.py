@@ -16,9 +16,11 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from cli.access import kafka as kafka_as_caller
 from cli.access import refused, with_cluster
 from cli.errors import CommandError
 from cli.jobview import Group, find, groups_of
+from libs.bus.entry import account, why_not
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import BusMisconfigured, BusUnavailable, Outgoing
 from libs.bus.settings import KafkaSettings
@@ -157,7 +159,7 @@ async def _publish(bootstrap: str, topic: str, key: str, raw: bytes) -> None:
     """Returns when the broker has it on all in-sync replicas. The tenant's topic may have any number of partitions."""
     # The client tells of every try by itself; the caller gets one sentence.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    settings = KafkaSettings(bootstrap, client_id="drystone-cli", source="drystone/cli", check_topics=False)
+    settings = kafka_as_caller(bootstrap, check_topics=False)
     bus = KafkaBus(settings, [Topic(topic, await _partitions(settings, topic))])
     try:
         await bus.open()
@@ -170,17 +172,19 @@ async def _publish(bootstrap: str, topic: str, key: str, raw: bytes) -> None:
 
 async def _partitions(settings: KafkaSettings, topic: str) -> int:
     from aiokafka.admin import AIOKafkaAdminClient
-    from aiokafka.errors import KafkaError
+    from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
     admin = AIOKafkaAdminClient(**settings.client())
     try:
         async with asyncio.timeout(settings.request_s):
             await admin.start()
             described = await admin.describe_topics([topic])
-    except (KafkaError, TimeoutError, OSError):
-        raise CommandError(f"no Kafka broker answers at {settings.bootstrap}") from None
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise CommandError(str(await why_not(settings, error))) from None
     finally:
         await admin.close()
+    if any(t["error_code"] == TopicAuthorizationFailedError.errno for t in described):
+        raise CommandError(f"Kafka does not let {account(settings)} write the topic {topic}")
     count = sum(len(t["partitions"]) for t in described if not t["error_code"])
     if not count:
         raise CommandError(f"Kafka has no topic {topic}")

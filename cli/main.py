@@ -57,11 +57,12 @@ def topics(
     bootstrap: Annotated[str, typer.Option(envvar="DRYSTONE_KAFKA_BOOTSTRAP", help="Kafka bootstrap servers.")],
     create: Annotated[bool, typer.Option("--create", help="Create what is missing.")] = False,
     replicas: Annotated[int, typer.Option(help="Replication factor of created topics.")] = 1,
+    allow: Annotated[str | None, typer.Option(help="Add access rules for the accounts PREFIX + service.")] = None,
 ) -> None:
     """Check Drystone's topics, or create them; drift (partitions, compaction, retention) is an error."""
     from cli.topics import check
 
-    raise typer.Exit(check(bootstrap, create=create, replicas=replicas))
+    raise typer.Exit(check(bootstrap, create=create, replicas=replicas, allow_prefix=allow))
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The catalogue of events: AsyncAPI 3 and JSON Schemas, generated from `libs/contracts`.
 
-`python -m tools.catalog` writes `docs/asyncapi.yaml` and `docs/schemas/`; with `--check` it writes nothing and ends
-with 1 when what is there is not what it would write.
+`python -m tools.catalog` writes `docs/asyncapi.yaml`, `docs/schemas/` and the table of settings (`docs/settings.md`);
+with `--check` it writes nothing and ends with 1 when what is there is not what it would write.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from libs.contracts.access import SERVICES
 from libs.contracts.events import EventType
 from libs.contracts.submission import MOST_BYTES, CancelJob, ShortTemplate, SubmitJob
 from libs.contracts.topics import Topic
+from tools import settings
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 _DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -210,6 +211,7 @@ def files() -> dict[str, str]:
     rendered = {"asyncapi.yaml": note + yaml.safe_dump(asyncapi(), sort_keys=False, width=110, allow_unicode=True)}
     for event in EVENTS:
         rendered[f"schemas/{event.name}.json"] = json.dumps(schema(event), indent=2, ensure_ascii=False) + "\n"
+    rendered["settings.md"] = settings.render()
     return rendered
 
 

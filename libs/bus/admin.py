@@ -15,9 +15,10 @@ from typing import Any, Final
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
-from libs.bus.port import BusMisconfigured, BusUnavailable
+from libs.bus.entry import account, why_not
+from libs.bus.port import BusMisconfigured
 from libs.bus.settings import KafkaSettings
 from libs.contracts.topics import ALL, Topic
 
@@ -47,22 +48,23 @@ async def ensure_topics(
     replicas: int | None = None,
 ) -> list[Drift]:
     """What differs from the table; with `create`, after making what is missing. `replicas` None: three where there
-    are three brokers, else one. Raises BusUnavailable when no broker answers."""
+    are three brokers, else one. Raises BusUnavailable when no broker answers, BusMisconfigured when we are not let in
+    or may not see a topic."""
     admin = AIOKafkaAdminClient(**settings.client())
     try:
         async with asyncio.timeout(settings.request_s):
             await admin.start()
-            found = await _found(admin, topics)
+            found = await _found(admin, topics, settings)
             missing = [topic for topic in topics if topic.name not in found]
             if create and missing:
                 if replicas is None:
                     brokers = len((await admin.describe_cluster())["brokers"])
                     replicas = 3 if brokers >= 3 else 1
                 await _create(admin, missing, replicas)
-                found = await _appeared(admin, topics)
+                found = await _appeared(admin, topics, settings)
             return await _compare(admin, topics, found)
     except (KafkaError, TimeoutError, OSError) as error:
-        raise BusUnavailable(f"no broker answers at {settings.bootstrap}: {error!r}") from None
+        raise await why_not(settings, error) from None
     finally:
         await admin.close()
 
@@ -76,16 +78,22 @@ async def check_topics(settings: KafkaSettings, topics: Sequence[Topic] = ALL) -
         raise BusMisconfigured(f"Kafka {drift[0]}{more}; {cure}.")
 
 
-async def _found(admin: Any, topics: Sequence[Topic]) -> dict[str, list[dict[str, Any]]]:
+async def _found(admin: Any, topics: Sequence[Topic], settings: KafkaSettings) -> dict[str, list[dict[str, Any]]]:
     """Partitions by topic, for those that exist."""
     described = await admin.describe_topics([topic.name for topic in topics])
+    hidden = [t["topic"] for t in described if t["error_code"] == TopicAuthorizationFailedError.errno]
+    if hidden:
+        more = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+        raise BusMisconfigured(
+            f"Kafka does not let {account(settings)} describe the topic {min(hidden)}{more}: its access list lacks it."
+        )
     return {t["topic"]: t["partitions"] for t in described if not t["error_code"]}
 
 
-async def _appeared(admin: Any, topics: Sequence[Topic]) -> dict[str, list[dict[str, Any]]]:
+async def _appeared(admin: Any, topics: Sequence[Topic], settings: KafkaSettings) -> dict[str, list[dict[str, Any]]]:
     """A broker learns of new topics a moment after the controller made them."""
     while True:
-        found = await _found(admin, topics)
+        found = await _found(admin, topics, settings)
         if all(topic.name in found and all(p["leader"] >= 0 for p in found[topic.name]) for topic in topics):
             return found
         await asyncio.sleep(0.05)

@@ -31,6 +31,7 @@ from aiokafka.errors import (
 from aiokafka.partitioner import DefaultPartitioner
 
 from libs.bus import metrics
+from libs.bus.entry import in_words
 from libs.bus.envelope import Writer
 from libs.bus.port import BusUnavailable, Outgoing
 from libs.bus.settings import KafkaSettings
@@ -246,7 +247,8 @@ class KafkaPublisher:
             if error is None:
                 batch.done.set_result(None)
             else:
-                batch.done.set_exception(BusUnavailable(f"{place[0]}/{place[1]}: {error!r}"))
+                why = in_words(error, self._settings, place[0])
+                batch.done.set_exception(BusUnavailable(f"{place[0]}/{place[1]}: {why}"))
         self._wake.set()
 
     def _notice_stuck(self) -> None:

@@ -31,14 +31,19 @@ class _Model(BaseModel):
 class TenantPolicy(_Model):
     """What a tenant may do. `topic` is where its job events arrive; the first namespace is the default."""
 
+    #: In labels, metrics and status events; part of the names of its job objects.
     name: Annotated[str, Field(pattern=_NAME)] = "default"
+    #: Where its job events arrive; nobody else's. Who may write there is said by Kafka's access list.
     topic: str = "drystone.jobs"
+    #: Its jobs go nowhere else; the first is where they go that name none.
     namespaces: Annotated[tuple[str, ...], Field(min_length=1)] = ("default",)
     #: Queues must be this one or below it; empty allows all.
     queue: str = ""
+    #: Tasks of one job.
     max_tasks: Annotated[int, Field(ge=1)] = 10_000
     #: Unfinished jobs at a time; more are refused with a status. None: as many as come.
     max_pending_jobs: Annotated[int, Field(ge=1)] | None = None
+    #: The Pod Security Standard that its pod templates are held to.
     pod_security: Literal["restricted", "baseline"] = "restricted"
 
 

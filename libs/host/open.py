@@ -42,7 +42,8 @@ class Opened:
     def healthy(self) -> dict[str, str]:
         """What of the parts is broken, by name; empty if all is well."""
         if self.bus is not None and not self.bus.healthy:
-            return {"bus": "a consumer or the producer is stuck, or the broker is away"}
+            said = "; ".join(getattr(self.bus, "faults", ()))
+            return {"bus": said or "a consumer or the producer is stuck, or the broker is away"}
         return {}
 
 

@@ -30,31 +30,46 @@ def _replica_id() -> str:
 class CommonSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True)
 
+    #: Brokers to begin with: host:port, several separated by commas.
     kafka_bootstrap: str = "127.0.0.1:9092"
+    #: How brokers are spoken to.
     kafka_security: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    #: Account at the brokers, with `SASL_PLAINTEXT` or `SASL_SSL`.
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     kafka_sasl_username: str = ""
     kafka_sasl_password: SecretStr = SecretStr("")
+    #: With `SSL` or `SASL_SSL`: who signs the brokers' certificates (PEM).
     kafka_ca_file: Path | None = None
+    #: A certificate of our own, where the brokers ask for one.
     kafka_cert_file: Path | None = None
+    #: Its key.
     kafka_key_file: Path | None = None
 
+    #: `rediss://` for TLS.
     redis_url: str = "redis://127.0.0.1:6379/0"
+    #: Redis' user; the password here, not in the URL.
     redis_username: str = ""
     redis_password: SecretStr = SecretStr("")
+    #: Who signs Redis' certificate (PEM).
     redis_ca_file: Path | None = None
+    #: A certificate of our own, where Redis asks for one.
     redis_cert_file: Path | None = None
+    #: Its key.
     redis_key_file: Path | None = None
 
-    #: Empty: the pod's own service account.
+    #: A kubeconfig; empty: the pod's own service account.
     kubeconfig: str = ""
+    #: Its context; empty: the current one.
     kube_context: str = ""
 
+    #: Where /healthz, /readyz and /metrics are served.
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8080, ge=0, le=65535)
 
+    #: Logs go to standard output.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "console"] = "json"
+    #: The faster event loop.
     uvloop: bool = True
     #: Unique among the replicas of a service. Stable over restarts (a StatefulSet's pod name) it becomes the static
     #: membership of the consumer groups, see `kafka_static_members`.

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 import redis.asyncio as aioredis
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.domain.nodes import Node
@@ -161,7 +161,11 @@ class RedisLedger:
                 raise LedgerMisconfigured(
                     f"The ledger's data has a newer layout ({fault}) than this release ({LAYOUT}): upgrade it."
                 ) from fault
+            if isinstance(fault, NoPermissionError) or "can't run this command" in str(fault):
+                raise LedgerMisconfigured(f"Redis does not let our user do what the ledger needs: {fault}.") from fault
             raise self._told(fault) from fault
+        except AuthenticationError as fault:
+            raise LedgerMisconfigured(f"Redis does not let us in: {str(fault).rstrip('.')}.") from fault
         except (RedisError, OSError, TimeoutError) as fault:
             raise LedgerUnavailable(str(fault) or type(fault).__name__) from fault
 

@@ -10,27 +10,33 @@ from libs.host.settings import CommonSettings
 
 
 class CollectorSettings(CommonSettings):
+    #: Prometheus, or what speaks its query API.
     prometheus_url: str = "http://127.0.0.1:9090"
     #: Bearer token of a proxy in front of Prometheus.
     prometheus_token: SecretStr = SecretStr("")
     #: Between two queries. A changed gauge is known at most this long after Prometheus scraped it.
     interval_s: float = Field(default=1.0, ge=0.1, le=300)
+    #: After it a query counts as failed.
     query_timeout_s: float = Field(default=5.0, gt=0, le=60)
     #: The label that names the node; empty: the usual ones are tried.
     node_label: str = ""
-    #: Nodes are divided among `shards` replicas; this one serves number `shard`.
+    #: Number of this replica's share of the nodes, from 0.
     shard: int = Field(default=0, ge=0)
+    #: Nodes are divided among so many replicas.
     shards: int = Field(default=1, ge=1, le=1024)
     #: Time constant of the smoothing of utilisation; 0: none. Memory is never smoothed.
     smoothing_s: float = Field(default=1.0, ge=0, le=600)
-    #: A change below these is not told, until `refresh_s` has passed.
+    #: A change of memory below this is not told by itself.
     mib_step: int = Field(default=1, ge=1)
+    #: A change of utilisation below this, in points, is not told by itself.
     util_step: float = Field(default=1.0, ge=0, le=100)
+    #: Facts are told again after this long, changed or not.
     refresh_s: float = Field(default=60.0, gt=0)
     #: A node that Prometheus has not shown for so long has no facts any more.
     vanish_s: float = Field(default=30.0, gt=0)
-    #: Memory in use on a device that no bound pod is charged for, and for how long, before it is called a leak.
+    #: So much memory in use on a device that no bound pod is charged for may be a leak.
     leak_mib: int = Field(default=512, ge=1)
+    #: It is called one after this long.
     leak_s: float = Field(default=60.0, gt=0)
 
     @model_validator(mode="after")

@@ -15,7 +15,9 @@ class PlacementSettings(CommonSettings):
     placement_weights: dict[str, int] = Field(default_factory=lambda: {"best-fit": 1})
     #: Draw among that many best nodes; above 1 where several replicas contend for a nearly full cluster.
     placement_candidates: int = Field(default=1, ge=1, le=64)
+    #: Of the draw; the same seed draws the same.
     placement_seed: int = 0
+    #: The consumer group that divides the jobs among replicas.
     placement_group: str = "drystone-placement"
     #: Most tasks decided and committed in one pass; the ledger takes at most 256 at once.
     placement_batch: int = Field(default=256, ge=1, le=256)
@@ -27,6 +29,7 @@ class PlacementSettings(CommonSettings):
     placement_claim_s: float = Field(default=15.0, gt=0, le=600)
     #: A job that waits gets its first words after this long, and its pods their condition.
     placement_words_s: float = Field(default=0.3, ge=0, le=60)
+    #: A pod that waits gets its condition after this long.
     placement_condition_s: float = Field(default=1.0, ge=0, le=60)
     #: Words that differ only in their figures are written again at most this often, per job.
     placement_rewrite_s: float = Field(default=30.0, ge=0, le=3600)

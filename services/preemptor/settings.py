@@ -18,6 +18,7 @@ class PreemptorSettings(CommonSettings):
     budget_patience_s: float = Field(default=5.0, ge=0, le=600)
     #: How long passing faults of the API server (504, 429, conflicts, time-outs) are tried against.
     give_up_s: float = Field(default=30.0, gt=0, le=600)
+    #: Pauses between tries grow from the first to the second, drawn at random below.
     backoff_base_s: float = Field(default=0.1, gt=0, le=10)
     backoff_cap_s: float = Field(default=3.0, gt=0, le=60)
     #: Of the time to stop, what is kept for finishing evictions that are in hand.

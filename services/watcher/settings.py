@@ -13,9 +13,12 @@ from libs.host.settings import CommonSettings
 class WatcherSettings(CommonSettings):
     #: Tenants with their job topics and namespaces, as JSON.
     tenants: tuple[TenantPolicy, ...] = (TenantPolicy(),)
+    #: Where the Lease of the leader is.
     lease_namespace: str = "drystone-system"
     lease_name: str = "drystone-watcher"
+    #: How long it holds without being renewed.
     lease_s: float = Field(default=6.0, gt=1, le=120)
+    #: How often the leader renews its Lease.
     renew_s: float = Field(default=2.0, gt=0.1, le=60)
     #: List everything and compare, whatever the watches said.
     slow_pass_s: float = Field(default=30.0, gt=0.5, le=3600)
@@ -24,6 +27,7 @@ class WatcherSettings(CommonSettings):
     #: Job events served at once, and how many may be read ahead of the slowest.
     intake_width: int = Field(default=32, ge=1, le=1024)
     intake_ahead: int = Field(default=2000, ge=1, le=100_000)
+    #: Limit of one request, told to the server too.
     write_timeout_s: float = Field(default=5.0, gt=0, le=5)
 
     @model_validator(mode="after")

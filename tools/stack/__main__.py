@@ -51,6 +51,7 @@ def _up(chosen: argparse.Namespace) -> None:
         audit=chosen.audit,
         fsync=chosen.fsync,
         appendonly=chosen.appendonly,
+        secured=chosen.secured,
         scrape_interval=chosen.scrape_interval,
         report=_say,
     )
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--audit", action="store_true", help="log every write to the API server with its user")
     up.add_argument("--fsync", action="store_true", help="let etcd wait for the disk")
     up.add_argument("--appendonly", action="store_true", help="let Redis keep its data over a restart")
+    up.add_argument("--secured", action="store_true", help="accounts, access lists and TLS for Kafka and Redis")
     up.add_argument("--scrape-interval", default="1s", help="how often Prometheus reads its targets")
     up.add_argument("--fresh", action="store_true", help="throw away what an earlier stack left in the folder")
 

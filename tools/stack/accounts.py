@@ -40,9 +40,18 @@ ACCOUNTS: dict[str, Account] = {
 }
 
 
+PRINCIPALS = (ADMIN, *SERVICES, "tenant-a")
+"""Who may have an account at Kafka and Redis where the stack is secured."""
+
+
 def new_tokens() -> dict[str, str]:
     """A fresh secret for each account."""
     return {name: secrets.token_urlsafe(24) for name in ACCOUNTS}
+
+
+def new_passwords() -> dict[str, str]:
+    """A fresh secret for each account at Kafka and Redis; others than the API server's."""
+    return {name: secrets.token_urlsafe(24) for name in PRINCIPALS}
 
 
 def token_file(tokens: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ It is saved in the stack's folder each time a process starts or ends, so what `l
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tools.stack.paths import write_private
 from tools.stack.ports import LOOPBACK
 from tools.stack.process import ProcessId
 from tools.stack.settings import Settings
+from tools.stack.tls import Certificates
 
 FILE = "stack.json"
 
@@ -29,6 +30,8 @@ class StackInfo:
     tokens: Mapping[str, str]
     """The secret of each account, by its short name (`binder`, `tenant-a`, `admin`)."""
     processes: Mapping[str, ProcessId]
+    passwords: Mapping[str, str] = field(default_factory=dict)
+    """Of Kafka's and Redis' accounts, where the stack is secured; both have the same."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -58,7 +61,28 @@ class StackInfo:
 
     @property
     def redis_url(self) -> str:
-        return f"redis://{self.address('redis')}/0"
+        return f"redis{'s' if self.settings.secured else ''}://{self.address('redis')}/0"
+
+    @property
+    def certificates(self) -> Certificates:
+        """Of Kafka and Redis, where the stack is secured."""
+        return Certificates(self.directory / "tls")
+
+    def environment_for(self, account: str) -> dict[str, str]:
+        """What a service must be told to reach Kafka and Redis as this account, beyond the addresses."""
+        if not self.settings.secured:
+            return {}
+        authority, password = str(self.certificates.authority), self.passwords[account]
+        return {
+            "DRYSTONE_KAFKA_SECURITY": "SASL_SSL",
+            "DRYSTONE_KAFKA_SASL_MECHANISM": "SCRAM-SHA-512",
+            "DRYSTONE_KAFKA_SASL_USERNAME": account,
+            "DRYSTONE_KAFKA_SASL_PASSWORD": password,
+            "DRYSTONE_KAFKA_CA_FILE": authority,
+            "DRYSTONE_REDIS_USERNAME": account,
+            "DRYSTONE_REDIS_PASSWORD": password,
+            "DRYSTONE_REDIS_CA_FILE": authority,
+        }
 
     @property
     def prometheus_url(self) -> str | None:
@@ -114,6 +138,7 @@ class StackInfo:
                 ports={name: int(port) for name, port in saved["ports"].items()},
                 tokens=dict(saved["tokens"]),
                 processes={part: ProcessId(**process) for part, process in saved["processes"].items()},
+                passwords=dict(saved["passwords"]),
             )
         except FileNotFoundError:
             raise StackError(

@@ -34,12 +34,16 @@ def get(address: str, path: str, *, ca_file: Path | None = None, tls: bool = Fal
         connection.close()
 
 
-def exchange(address: str, request: bytes, size: int = 4096) -> bytes:
-    """What a server says first to some bytes; empty when nothing answers."""
+def exchange(address: str, request: bytes, size: int = 4096, *, ca_file: Path | None = None) -> bytes:
+    """What a server says first to some bytes, over TLS with a `ca_file`; empty when nothing answers."""
     host, port = address.rsplit(":", 1)
     try:
-        with socket.create_connection((host, int(port)), timeout=_LIMIT) as connection:
-            connection.sendall(request)
-            return connection.recv(size)
+        with socket.create_connection((host, int(port)), timeout=_LIMIT) as plain:
+            if ca_file is None:
+                plain.sendall(request)
+                return plain.recv(size)
+            with ssl.create_default_context(cafile=ca_file).wrap_socket(plain, server_hostname=host) as connection:
+                connection.sendall(request)
+                return connection.recv(size)
     except OSError:
         return b""

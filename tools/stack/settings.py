@@ -16,6 +16,8 @@ class Settings:
     disk rather than the scheduler. It survives the end of a process, not that of the machine."""
     appendonly: bool = False
     """Whether Redis keeps its data over a restart."""
+    secured: bool = False
+    """Whether Kafka asks for SASL (SCRAM) over TLS and has access lists, and Redis for users and TLS."""
     scrape_interval: str = "1s"
     """How often Prometheus reads its targets."""
     extra_args: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -44,6 +44,7 @@ class Stack:
         audit: bool = False,
         fsync: bool = False,
         appendonly: bool = False,
+        secured: bool = False,
         scrape_interval: str = "1s",
         extra_args: Mapping[str, Sequence[str]] | None = None,
         start_limit: float = _START_LIMIT,
@@ -56,6 +57,7 @@ class Stack:
             audit=audit,
             fsync=fsync,
             appendonly=appendonly,
+            secured=secured,
             scrape_interval=scrape_interval,
             extra_args={name: tuple(arguments) for name, arguments in (extra_args or {}).items()},
         )
@@ -89,7 +91,7 @@ class Stack:
         otherwise it is brought down when Python ends, at the latest.
         """
         self._refuse_second()
-        self._tools = build.ensure({tool for part in self._parts() for tool in part.tools}, self._report)
+        self._tools = build.ensure(self._needed(), self._report)
         if fresh and (self._directory / FILE).exists():
             # Only a folder that a stack wrote: a mistyped one is not emptied.
             shutil.rmtree(self._directory)
@@ -100,8 +102,11 @@ class Stack:
             ports=ports.choose(_port_names(self._parts())),
             tokens=accounts.new_tokens(),
             processes={},
+            passwords=accounts.new_passwords() if self._settings.secured else {},
         )
         self._info.save()
+        if self._settings.secured:
+            self._info.certificates.make(self._tools["openssl"])
         if not detached:
             atexit.register(self.down)
         try:
@@ -139,7 +144,7 @@ class Stack:
         if running is not None and running.is_alive():
             raise StackError(f"{name} already runs (process {running.pid}).")
         if not self._tools:
-            self._tools = build.ensure({tool for each in self._parts() for tool in each.tools}, self._report)
+            self._tools = build.ensure(self._needed(), self._report)
         began = time.monotonic()
         part.prepare(info, self._tools)
         command = [*part.command(info, self._tools), *info.settings.extra_args.get(name, ())]
@@ -197,6 +202,10 @@ class Stack:
         if name not in self._settings.parts:
             raise StackError(f"This stack has no part {name}; it has {', '.join(self._settings.parts)}.")
         return PARTS[name]
+
+    def _needed(self) -> set[str]:
+        tools = {tool for part in self._parts() for tool in part.tools}
+        return tools | {"openssl"} if self._settings.secured else tools
 
     def _parts(self) -> list[Part]:
         return [PARTS[name] for name in self._settings.parts]

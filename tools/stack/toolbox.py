@@ -59,6 +59,7 @@ TOOLS: dict[str, Tool] = {
     "java": Tool("java", Source.JAVA),
     "kafka": Tool("kafka", Source.MAVEN, versions.KAFKA),
     "redis-server": Tool("redis-server", Source.DEBIAN, package="redis-server"),
+    "openssl": Tool("openssl", Source.DEBIAN, package="openssl"),
     "prometheus": Tool("prometheus", Source.DEBIAN, package="prometheus"),
     "chromium": Tool("chromium", Source.DEBIAN, package="chromium"),
     "chromedriver": Tool("chromedriver", Source.DEBIAN, package="chromium-driver"),

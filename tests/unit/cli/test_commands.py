@@ -126,4 +126,5 @@ def test_without_a_cluster_there_is_one_sentence_and_no_trace(tmp_path: Path) ->
 def test_no_broker_gives_one_sentence(tmp_path: Path) -> None:
     done = drystone("submit", str(said(tmp_path, job())), "--kafka", "--bootstrap", "127.0.0.1:1")
     assert done.returncode == 1
-    assert done.stderr == "drystone: no Kafka broker answers at 127.0.0.1:1\n"
+    assert done.stderr.startswith("drystone: no broker answers at 127.0.0.1:1: ConnectionRefusedError")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,8 @@
-"""Kafka as one node that is broker and controller, without ZooKeeper."""
+"""Kafka as one node that is broker and controller, without ZooKeeper.
+
+Secured, clients come by SCRAM over TLS and may do what the access lists say; the node itself, as its own client at the
+controller's listener, comes by its certificate.
+"""
 
 import struct
 import subprocess
@@ -6,6 +10,7 @@ import uuid
 from base64 import urlsafe_b64encode
 
 from tools.stack import probe
+from tools.stack.accounts import ADMIN
 from tools.stack.errors import StackError
 from tools.stack.info import StackInfo
 from tools.stack.parts.part import Part, Tools
@@ -30,8 +35,7 @@ node.id=1
 controller.quorum.voters=1@{controller}
 listeners=BROKER://{broker},CONTROLLER://{controller}
 advertised.listeners=BROKER://{broker}
-listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
-inter.broker.listener.name=BROKER
+{_security(info)}inter.broker.listener.name=BROKER
 controller.listener.names=CONTROLLER
 log.dirs={info.directory / "kafka" / "data"}
 # A topic that nobody made on purpose is a mistake that should show.
@@ -65,6 +69,40 @@ background.threads=2
 """
 
 
+def _security(info: StackInfo) -> str:
+    if not info.settings.secured:
+        return "listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT\n"
+    files = info.certificates
+    login = (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        f'username="{ADMIN}" password="{info.passwords[ADMIN]}";'
+    )
+    return f"""\
+listener.security.protocol.map=BROKER:SASL_SSL,CONTROLLER:SSL
+sasl.enabled.mechanisms=SCRAM-SHA-512
+sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512
+listener.name.broker.scram-sha-512.sasl.jaas.config={login}
+ssl.keystore.type=PEM
+ssl.keystore.location={files.both}
+ssl.truststore.type=PEM
+ssl.truststore.location={files.authority}
+listener.name.controller.ssl.client.auth=required
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+allow.everyone.if.no.acl.found=false
+super.users=User:{ADMIN};User:CN=kafka
+"""
+
+
+def _credentials(info: StackInfo) -> list[str]:
+    """Known before the node first starts, so that it can let itself in."""
+    if not info.settings.secured:
+        return []
+    options = []
+    for name, password in info.passwords.items():
+        options += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
+    return options
+
+
 def _java(info: StackInfo, tools: Tools, *options: str) -> list[str]:
     return [
         str(tools["java"]),
@@ -87,7 +125,7 @@ def _prepare(info: StackInfo, tools: Tools) -> None:
     cluster = "k" + urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode("ascii")[1:]
     # Runs for a second: the JVM is told not to compile with care what runs once.
     command = [*_java(info, tools, "-XX:TieredStopAtLevel=1", "-Xshare:auto"), "kafka.tools.StorageTool"]
-    command += ["format", "--cluster-id", cluster, "--config", str(properties)]
+    command += ["format", "--cluster-id", cluster, "--config", str(properties), *_credentials(info)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
@@ -116,7 +154,17 @@ def brokers_in(answer: bytes, correlation: int) -> int:
     return brokers if answered == correlation and size >= 8 else 0
 
 
+def versions_request(correlation: int) -> bytes:
+    """An ApiVersions request, version 0: the one thing that may be asked before a client says who it is."""
+    client = b"stack"
+    body = struct.pack(">hhih", 18, 0, correlation, len(client)) + client
+    return struct.pack(">i", len(body)) + body
+
+
 def _ready(info: StackInfo) -> bool:
+    if info.settings.secured:
+        said = probe.exchange(info.address("kafka"), versions_request(7), ca_file=info.certificates.authority)
+        return len(said) >= 10 and struct.unpack(">ih", said[4:10]) == (7, 0)
     return brokers_in(probe.exchange(info.address("kafka"), metadata_request(7)), 7) > 0
 
 
