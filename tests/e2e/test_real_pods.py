@@ -58,15 +58,12 @@ async def test_the_reason_is_unschedulable_exactly_when_more_nodes_help(world: W
     queue = await world.queue(limit_gpus=1)
     await world.create(world.pod("full", gpus=8))
     await world.until(lambda pods: bound(pods) == ["full"])
-    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
-    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}
-    affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"].append(term)
     await world.create(
         world.pod("no-room"),
         world.pod("no-such-node", nodeSelector={"drystone-test": f"{world.namespace}-other"}),
         world.pod("larger-than-any-node", gpus=16),
         world.pod("above-the-limit", gpus=2, annotations={keys.QUEUE: queue}),
-        world.pod("unknown-feature", affinity=affinity),
+        world.pod("unknown-feature", resourceClaims=[{"name": "nic", "resourceClaimName": "nic"}]),
         *world.gang("part", 3)[:2],
     )
     waiting = {
