@@ -15,6 +15,7 @@ from libs.domain.queues import Queue
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.actions import ACTIONS
 from libs.engine.api import Decision, EngineConfig, PendingJob, RunningTask
+from libs.engine.filters import CODES
 from libs.engine.rules.book import placed
 from libs.engine.session import Session
 
@@ -100,6 +101,13 @@ class PlacementEngine:
         view = session.feasible(task)
         states = session.snapshot.states
         return frozenset(s.name for row, s in enumerate(states) if s is not None and view.fits(row))
+
+    def why(self, task: Task) -> dict[str, str]:
+        """The first reason of each node that would not take the task now."""
+        session = self._session
+        session.begin()
+        codes = session.feasible(task).codes_now().tolist()
+        return {s.name: str(CODES[codes[row]]) for row, s in enumerate(session.snapshot.states) if s and codes[row] > 0}
 
     # -- inspection -------------------------------------------------------------------------------------------------
     def free_room(self) -> dict[str, tuple[int, int, int, tuple[tuple[int, int], ...]]]:

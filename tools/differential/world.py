@@ -1,0 +1,387 @@
+"""Random clusters and pods, as objects for an API server: nodes, namespaces, pods that run, pods that ask for a node.
+
+Everything follows from the seed. Values are drawn from small sets, so that rules meet pods and nodes often, and amounts
+of memory are whole MiB (what is finer is rounded by the engine, on the safe side).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+Object = dict[str, Any]
+
+ZONES: Final = ("z1", "z2", "z3")
+RACKS: Final = ("r1", "r2", "r3", "r4")
+APPS: Final = ("a", "b", "c")
+TIERS: Final = ("front", "back")
+TEAMS: Final = ("red", "blue")
+KEYS: Final = ("topology.kubernetes.io/zone", "rack", "kubernetes.io/hostname")
+FPGA: Final = "example.com/fpga"
+RUNTIME_CLASS: Final = "heavy"
+TAINTS: Final = (
+    {"key": "dedicated", "value": "a", "effect": "NoSchedule"},
+    {"key": "dedicated", "value": "b", "effect": "NoExecute"},
+    {"key": "spot", "effect": "PreferNoSchedule"},
+    {"key": "level", "value": "5", "effect": "NoSchedule"},
+    {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
+)
+
+
+@dataclass
+class World:
+    """`asking` are the cases: pods without a node. `statuses` are to be written over those of pods that run, `ending`
+    are to be deleted with a long grace."""
+
+    nodes: list[Object] = field(default_factory=list)
+    namespaces: list[Object] = field(default_factory=list)
+    running: list[Object] = field(default_factory=list)
+    statuses: dict[tuple[str, str], Object] = field(default_factory=dict)
+    ending: list[tuple[str, str]] = field(default_factory=list)
+    asking: list[Object] = field(default_factory=list)
+
+
+def generate(seed: int, cases: int) -> World:
+    return _Maker(random.Random(seed), f"w{seed}").world(cases)
+
+
+def runtime_class() -> Object:
+    return {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": RUNTIME_CLASS},
+        "handler": RUNTIME_CLASS,
+        "overhead": {"podFixed": {"cpu": "250m", "memory": "64Mi"}},
+    }
+
+
+class _Maker:
+    def __init__(self, rng: random.Random, name: str) -> None:
+        self._rng = rng
+        self._name = name
+        self._gpus: dict[str, list[int]] = {}
+        self._ports: dict[str, set[int]] = {}
+        self._names: list[str] = []
+        self._spaces = [f"{name}-{n}" for n in range(3)]
+
+    def _odds(self, of: float) -> bool:
+        return self._rng.random() < of
+
+    def world(self, cases: int) -> World:
+        rng = self._rng
+        made = World()
+        for space in self._spaces:
+            labels = {"team": rng.choice(TEAMS)} if self._odds(0.8) else {}
+            made.namespaces.append(
+                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space, "labels": labels}}
+            )
+        made.nodes = [self._node(f"{self._name}-n{n}") for n in range(rng.randint(5, 12))]
+        for n in range(rng.randint(0, 25)):
+            pod = self._pod(f"run-{n}", asks=False)
+            node = rng.choice(made.nodes)
+            self._bind(pod, node)
+            place = (pod["metadata"]["namespace"], pod["metadata"]["name"])
+            made.running.append(pod)
+            if self._odds(0.08):
+                made.statuses[place] = {"phase": rng.choice(["Succeeded", "Failed"])}
+            elif self._odds(0.2):
+                made.statuses[place] = self._resized(pod)
+            elif self._odds(0.08):
+                made.ending.append(place)
+        made.asking = [self._pod(f"ask-{n}", asks=True) for n in range(cases)]
+        return made
+
+    # -- nodes ------------------------------------------------------------------------------------------------------
+
+    def _node(self, name: str) -> Object:
+        rng = self._rng
+        labels = {"kubernetes.io/hostname": name}
+        if self._odds(0.9):
+            labels["topology.kubernetes.io/zone"] = rng.choice(ZONES)
+        if self._odds(0.8):
+            labels["rack"] = rng.choice(RACKS)
+        if self._odds(0.6):
+            labels["disk"] = rng.choice(["ssd", "hdd", ""])
+        if self._odds(0.7):
+            labels["gen"] = rng.choice(["1", "3", "7", "12", "x9", "007"])
+        amounts = {
+            "cpu": rng.choice(["2", "4", "7500m", "16"]),
+            "memory": rng.choice(["2Gi", "4Gi", "6000Mi", "16Gi"]),
+            "pods": rng.choice(["2", "5", "20", "110"]),
+            "ephemeral-storage": rng.choice(["1Gi", "20Gi"]),
+        }
+        if self._odds(0.3):
+            amounts["hugepages-2Mi"] = rng.choice(["64Mi", "1Gi"])
+        if self._odds(0.4):
+            amounts[FPGA] = rng.choice(["1", "2"])
+        if self._odds(0.5):
+            gpus = rng.choice([1, 2, 4, 8])
+            amounts["nvidia.com/gpu"] = str(gpus)
+            labels["nvidia.com/gpu.product"], labels["nvidia.com/gpu.memory"] = "A100", "81920"
+            self._gpus[name] = list(range(gpus))
+        self._names.append(name)
+        spec: Object = {}
+        if self._odds(0.3):
+            spec["taints"] = rng.sample(TAINTS, rng.randint(1, 2))
+        if self._odds(0.12):
+            spec["unschedulable"] = True
+        return {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": labels},
+            "spec": spec,
+            "status": {
+                "capacity": amounts,
+                "allocatable": amounts,
+                "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            },
+        }
+
+    # -- pods -------------------------------------------------------------------------------------------------------
+
+    def _pod(self, name: str, *, asks: bool) -> Object:
+        rng = self._rng
+        labels = {}
+        if self._odds(0.85):
+            labels["app"] = rng.choice(APPS)
+        if self._odds(0.5):
+            labels["tier"] = rng.choice(TIERS)
+        spec: Object = {
+            "containers": [self._container(f"c{n}", asks=asks) for n in range(rng.choice([1, 1, 1, 2]))],
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 600,
+        }
+        if self._odds(0.2):
+            spec["initContainers"] = [self._init(f"i{n}") for n in range(rng.randint(1, 3))]
+        if self._odds(0.1):
+            spec["runtimeClassName"] = RUNTIME_CLASS
+        if self._odds(0.1):
+            spec["resources"] = {
+                rng.choice(["requests", "limits"]): {
+                    "cpu": rng.choice(["3", "6"]),
+                    "memory": rng.choice(["1Gi", "5Gi"]),
+                }
+            }
+        if self._odds(0.07):
+            spec["hostNetwork"] = True
+        if self._odds(0.3):
+            spec["tolerations"] = [self._toleration() for _ in range(rng.randint(1, 2))]
+        affinity: Object = {}
+        if asks and self._odds(0.3):
+            affinity["nodeAffinity"] = self._node_affinity()
+        if asks and self._odds(0.25):
+            affinity["podAffinity"] = self._pod_affinity()
+        if self._odds(0.25):
+            affinity["podAntiAffinity"] = self._pod_affinity()
+        if affinity:
+            spec["affinity"] = affinity
+        if asks:
+            if self._odds(0.2):
+                key, values = rng.choice([("disk", ("ssd", "hdd", "")), (KEYS[0], ZONES), ("rack", RACKS)])
+                spec["nodeSelector"] = {key: rng.choice(values)}
+            if self._odds(0.3):
+                keys = rng.sample(KEYS, rng.choice([1, 1, 2]))
+                spec["topologySpreadConstraints"] = [self._spread(key) for key in keys]
+            if self._odds(0.04):
+                spec["schedulingGates"] = [{"name": "example.com/wait"}]
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{self._name}-{name}",
+                "namespace": rng.choice(self._spaces),
+                "labels": labels,
+                "annotations": {},
+            },
+            "spec": spec,
+        }
+
+    def _bind(self, pod: Object, node: Object) -> None:
+        """To a node, as one of ours: whole GPUs are given by index, so that the engine knows which."""
+        spec, name = pod["spec"], node["metadata"]["name"]
+        spec["nodeName"], spec["schedulerName"] = name, "drystone"
+        # No kubelet runs two pods on one port, and the scheduler's own books are wrong after one of them has ended.
+        for container in (*spec["containers"], *spec.get("initContainers", ())):
+            taken = self._ports.setdefault(name, set())
+            if any(port["containerPort"] in taken for port in container.get("ports", ())):
+                del container["ports"]
+            taken.update(port["containerPort"] for port in container.get("ports", ()))
+        free = self._gpus.get(name, [])
+        if free and self._odds(0.5):
+            count = self._rng.randint(1, len(free))
+            taken = sorted(self._rng.sample(free, count))
+            self._gpus[name] = [index for index in free if index not in taken]
+            limits = spec["containers"][0]["resources"].setdefault("limits", {})
+            limits["nvidia.com/gpu"] = str(count)
+            pod["metadata"]["annotations"]["drystone.dev/gpus"] = ",".join(map(str, taken))
+
+    def _container(self, name: str, *, asks: bool) -> Object:
+        rng = self._rng
+        requests = {}
+        if self._odds(0.8):
+            requests["cpu"] = rng.choice(["100m", "500m", "1", "2500m"] if asks else ["0", "100m", "500m"])
+        if self._odds(0.7):
+            requests["memory"] = rng.choice(["64Mi", "512Mi", "1Gi", "3Gi"] if asks else ["64Mi", "512Mi"])
+        if self._odds(0.15):
+            requests["ephemeral-storage"] = rng.choice(["100Mi", "900Mi", "5Gi"])
+        limits: dict[str, str] = {}
+        if self._odds(0.12):
+            limits[FPGA] = rng.choice(["1", "2"])
+        if self._odds(0.06):
+            limits["hugepages-2Mi"] = rng.choice(["32Mi", "128Mi"])
+            requests.setdefault("cpu", "100m")
+        if asks and self._odds(0.15):
+            limits["nvidia.com/gpu"] = rng.choice(["1", "2", "4"])
+        if self._odds(0.1):
+            limits["cpu"] = requests.pop("cpu", "1")
+        made: Object = {
+            "name": name,
+            "image": "train:1",
+            "resources": {"requests": requests, "limits": limits},
+        }
+        if self._odds(0.15):
+            port: Object = {"containerPort": rng.choice([80, 443, 8080]), "protocol": rng.choice(["TCP", "UDP"])}
+            port["hostPort"] = port["containerPort"]
+            if self._odds(0.4):
+                port["hostIP"] = rng.choice(["10.0.0.1", "10.0.0.2", "0.0.0.0"])
+            made["ports"] = [port]
+        return made
+
+    def _init(self, name: str) -> Object:
+        made = self._container(name, asks=False)
+        if self._odds(0.5):
+            made["restartPolicy"] = "Always"
+        if self._odds(0.4):
+            made["resources"]["requests"]["cpu"] = self._rng.choice(["1", "3"])
+            made["resources"]["limits"].pop("cpu", None)
+        return made
+
+    def _resized(self, pod: Object) -> Object:
+        rng = self._rng
+        said: Object = {"phase": "Running", "containerStatuses": []}
+        for container in pod["spec"]["containers"]:
+            said["containerStatuses"].append(
+                {
+                    "name": container["name"],
+                    "image": "train:1",
+                    "imageID": "",
+                    "ready": True,
+                    "restartCount": 0,
+                    "allocatedResources": {
+                        "cpu": rng.choice(["50m", "1500m"]),
+                        "memory": rng.choice(["32Mi", "700Mi"]),
+                    },
+                    "resources": {"requests": {"cpu": rng.choice(["50m", "2"])}},
+                }
+            )
+        if self._odds(0.5):
+            reason = rng.choice(["Infeasible", "Deferred"])
+            said["conditions"] = [{"type": "PodResizePending", "status": "True", "reason": reason}]
+        return said
+
+    # -- rules ------------------------------------------------------------------------------------------------------
+
+    def _toleration(self) -> Object:
+        return self._rng.choice(
+            [
+                {"operator": "Exists"},
+                {"key": "dedicated", "operator": "Exists"},
+                {"key": "dedicated", "operator": "Equal", "value": "a", "effect": "NoSchedule"},
+                {"key": "dedicated", "value": "b"},
+                {"key": "level", "value": "5", "effect": "NoSchedule"},
+                {"key": "level", "value": "6"},
+                {"operator": "Exists", "effect": "NoSchedule"},
+                {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"},
+            ]
+        )
+
+    def _node_expression(self) -> Object:
+        rng = self._rng
+        key = rng.choice(["disk", "gen", "rack", KEYS[0]])
+        if key == "gen" and self._odds(0.7):
+            return {"key": key, "operator": rng.choice(["Gt", "Lt"]), "values": [rng.choice(["0", "3", "-5"])]}
+        operator = rng.choice(["In", "NotIn", "Exists", "DoesNotExist"])
+        made: Object = {"key": key, "operator": operator}
+        if operator in ("In", "NotIn"):
+            values = {"disk": ["ssd", "hdd", ""], "gen": ["1", "3"], "rack": [*RACKS], KEYS[0]: [*ZONES]}[key]
+            made["values"] = rng.sample(values, rng.randint(1, len(values)))
+        return made
+
+    def _node_term(self) -> Object:
+        term: Object = {}
+        if self._odds(0.85):
+            term["matchExpressions"] = [self._node_expression() for _ in range(self._rng.choice([1, 1, 2]))]
+        if self._odds(0.2):
+            field_ = {"key": "metadata.name", "values": [self._rng.choice(self._names)]}
+            term["matchFields"] = [{**field_, "operator": self._rng.choice(["In", "NotIn"])}]
+        return term
+
+    def _node_affinity(self) -> Object:
+        made: Object = {}
+        if self._odds(0.9):
+            terms = [self._node_term() for _ in range(self._rng.choice([1, 1, 2, 3]))]
+            made["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+        if self._odds(0.2):
+            preference = {"matchExpressions": [self._node_expression()]}
+            made["preferredDuringSchedulingIgnoredDuringExecution"] = [{"weight": 3, "preference": preference}]
+        return made
+
+    def _selector(self) -> Object | None:
+        rng = self._rng
+        if self._odds(0.05):
+            return None
+        made: Object = {}
+        if self._odds(0.6):
+            made["matchLabels"] = {"app": rng.choice(APPS)}
+        if self._odds(0.5):
+            operator = rng.choice(["In", "NotIn", "Exists", "DoesNotExist"])
+            expression: Object = {"key": rng.choice(["app", "tier"]), "operator": operator}
+            if operator in ("In", "NotIn"):
+                values = APPS if expression["key"] == "app" else TIERS
+                expression["values"] = rng.sample(values, rng.randint(1, 2))
+            made["matchExpressions"] = [expression]
+        return made
+
+    def _pod_term(self) -> Object:
+        rng = self._rng
+        term: Object = {"topologyKey": rng.choice(KEYS)}
+        selector = self._selector()
+        if selector is not None:
+            term["labelSelector"] = selector
+            if self._odds(0.12):
+                term[rng.choice(["matchLabelKeys", "mismatchLabelKeys"])] = ["color"]
+        if self._odds(0.25):
+            term["namespaces"] = rng.sample(self._spaces, rng.randint(1, 2))
+        if self._odds(0.25):
+            term["namespaceSelector"] = rng.choice([{}, {"matchLabels": {"team": rng.choice(TEAMS)}}])
+        return term
+
+    def _pod_affinity(self) -> Object:
+        terms = [self._pod_term() for _ in range(self._rng.choice([1, 1, 2]))]
+        made: Object = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        if self._odds(0.15):
+            made["preferredDuringSchedulingIgnoredDuringExecution"] = [
+                {"weight": 5, "podAffinityTerm": {"topologyKey": KEYS[2], "labelSelector": {}}}
+            ]
+        return made
+
+    def _spread(self, key: str) -> Object:
+        rng = self._rng
+        made: Object = {
+            "topologyKey": key,
+            "maxSkew": rng.choice([1, 1, 2, 3]),
+            "whenUnsatisfiable": "DoNotSchedule" if self._odds(0.85) else "ScheduleAnyway",
+        }
+        selector = self._selector()
+        if selector is not None:
+            made["labelSelector"] = selector
+            if self._odds(0.15):
+                made["matchLabelKeys"] = ["color"]
+        if made["whenUnsatisfiable"] == "DoNotSchedule" and self._odds(0.3):
+            made["minDomains"] = rng.choice([1, 2, 3, 5])
+        if self._odds(0.3):
+            made["nodeAffinityPolicy"] = rng.choice(["Honor", "Ignore"])
+        if self._odds(0.4):
+            made["nodeTaintsPolicy"] = rng.choice(["Honor", "Ignore"])
+        return made
