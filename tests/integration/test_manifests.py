@@ -1,7 +1,6 @@
 """The shipped manifests on a real API server: they apply, each account may do its work and nothing else, and nobody but
 the binder can write what Drystone granted."""
 
-import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
@@ -13,9 +12,9 @@ import pytest
 from libs.domain import keys
 from libs.kube import trainingjobs, writes
 from libs.kube.client import KubeClient
-from libs.kube.outcomes import Outcome, classify, why
-from libs.kube.port import Answer, Kube
-from tools.load import Load, kubectl, node_object, pod_object
+from libs.kube.outcomes import why
+from libs.kube.port import Kube
+from tools.load import Load, kubectl
 from tools.stack import StackInfo
 from tools.stack.toolbox import need
 
@@ -25,33 +24,36 @@ BASE = Path(__file__).resolve().parents[2] / "k8s" / "base"
 SYSTEM = keys.SYSTEM_NAMESPACE
 SERVICES = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
 
-#: (verb, resource with its group, namespace): what each account does in its work.
-NEEDS = {
-    "watcher": [
-        ("watch", "nodes", ""),
-        ("list", "pods", ""),
-        ("watch", "trainingjobs.drystone.dev", ""),
-        ("create", "trainingjobs.drystone.dev", "anywhere"),
-        ("delete", "trainingjobs.drystone.dev", "anywhere"),
-        ("update", "leases.coordination.k8s.io", SYSTEM),
-        ("watch", "poddisruptionbudgets.policy", ""),
-        ("watch", "podgroups.scheduling.x-k8s.io", ""),
-    ],
-    "metrics-collector": [],
-    "placement": [
-        ("list", "pods", ""),
-        ("patch", "pods/status", "anywhere"),
-        ("patch", "trainingjobs.drystone.dev/status", "anywhere"),
-        ("delete", "trainingjobs.drystone.dev", "anywhere"),
-    ],
-    "preemptor": [("create", "pods/eviction", "anywhere"), ("delete", "pods", "anywhere"), ("get", "pods", "anywhere")],
-    "binder": [
-        ("create", "pods/binding", "anywhere"),
-        ("create", "pods", "anywhere"),
-        ("get", "pods", "anywhere"),
-        ("patch", "pods", "anywhere"),
-        ("get", "trainingjobs.drystone.dev", "anywhere"),
-    ],
+#: All that each account may do, by resource with its group: in every namespace, and in Drystone's own.
+RIGHTS = {
+    "watcher": {
+        "nodes": "list watch",
+        "pods": "list watch",
+        "priorityclasses.scheduling.k8s.io": "list watch",
+        "poddisruptionbudgets.policy": "list watch",
+        "podgroups.scheduling.x-k8s.io": "list watch",
+        "podgroups.scheduling.volcano.sh": "list watch",
+        "podgroups.scheduling.run.ai": "list watch",
+        "queues.drystone.dev": "list watch",
+        "trainingjobs.drystone.dev": "get list watch create delete",
+    },
+    "metrics-collector": {},
+    "placement": {
+        "pods": "list delete",
+        "pods/status": "patch",
+        "podgroups.scheduling.x-k8s.io": "list",
+        "trainingjobs.drystone.dev": "get list delete",
+        "trainingjobs/status.drystone.dev": "patch",
+    },
+    "preemptor": {"pods": "get delete", "pods/eviction": "create", "pods/status": "patch"},
+    "binder": {"pods": "get create patch", "pods/binding": "create", "trainingjobs.drystone.dev": "get"},
+}
+AT_HOME = {"watcher": {"leases.coordination.k8s.io": "get create update"}}
+#: What anybody who is known to the API server may do: ask about himself.
+ANYBODY = {
+    "selfsubjectaccessreviews.authorization.k8s.io": "create",
+    "selfsubjectrulesreviews.authorization.k8s.io": "create",
+    "selfsubjectreviews.authentication.k8s.io": "create",
 }
 #: What no account may do, and below what single ones may not although another service may.
 NOBODY = [
@@ -171,14 +173,43 @@ def test_deployments_run_each_service_under_its_own_account_in_the_restricted_pr
         kubectl(info, "create", "--dry-run=server", "-f", "-", stdin=json.dumps({**pod, "spec": template["spec"]}))
 
 
-@pytest.mark.parametrize("account", SERVICES)
-async def test_an_account_may_do_its_work(admin: Kube, account: str) -> None:
-    refused = [need for need in NEEDS[account] if not await allowed(admin, account, *need)]
-    assert refused == []
+async def rights(info: StackInfo, account: str, namespace: str) -> set[tuple[str, str]]:
+    """(verb, resource with its group) of all that the account may do, as the API server's authorizer tells it."""
+    kube = KubeClient.from_kubeconfig(info.kubeconfig_for(account))
+    try:
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectRulesReview",
+            "spec": {"namespace": namespace},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+        answer = await kube.call("POST", path, json.dumps(body).encode())
+    finally:
+        await kube.close()
+    assert answer.ok, answer.body
+    status = json.loads(answer.body)["status"]
+    assert not status["incomplete"]
+    return {
+        (verb, resource + (f".{group}" if group else ""))
+        for rule in status["resourceRules"]
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
 
 
 @pytest.mark.parametrize("account", SERVICES)
-async def test_an_account_may_do_nothing_else(admin: Kube, account: str) -> None:
+async def test_an_account_may_do_its_work_and_nothing_else(info: StackInfo, account: str) -> None:
+    for namespace, more in (("default", {}), (SYSTEM, AT_HOME.get(account, {}))):
+        expected = {**RIGHTS[account], **more, **ANYBODY}
+        said = {(verb, resource) for resource, verbs in expected.items() for verb in verbs.split()}
+        assert await rights(info, account, namespace) == said
+
+
+@pytest.mark.parametrize("account", SERVICES)
+async def test_the_authorizer_denies_each_verb_that_another_service_or_an_intruder_would_want(
+    admin: Kube, account: str
+) -> None:
     granted = [wish for wish in [*NOBODY, *NOT_THIS_ONE[account]] if await allowed(admin, account, *wish)]
     assert granted == []
 
@@ -200,83 +231,6 @@ def test_kubectl_agrees(info: StackInfo) -> None:
     for verb, resource, said in (("create", "pods/binding", "yes"), ("delete", "pods", "no")):
         done = subprocess.run([*command, verb, resource, who], capture_output=True, text=True, timeout=30, check=False)
         assert done.stdout.strip() == said
-
-
-# --- what Drystone granted ------------------------------------------------------------------------------------------
-
-
-class Tenant:
-    """Somebody with the usual rights in one namespace."""
-
-    def __init__(self, kube: Kube, namespace: str) -> None:
-        self.kube = kube
-        self.namespace = namespace
-
-    async def create(self, name: str, *, dry_run: bool = False, **annotations: str) -> Answer:
-        marks = {f"drystone.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
-        body = json.dumps(pod_object(name, namespace=self.namespace, annotations=marks)).encode()
-        params = {"dryRun": "All"} if dry_run else {}
-        return await self.kube.call("POST", writes.pods_path(self.namespace), body, params=params)
-
-    async def annotate(self, name: str, key: str, value: str | None) -> Answer:
-        body = json.dumps({"metadata": {"annotations": {key: value}}}).encode()
-        return await self.kube.call("PATCH", writes.pods_path(self.namespace, name), body, content_type=writes.MERGE)
-
-
-@pytest.fixture
-async def tenant(info: StackInfo, admin: Kube, namespace: str) -> AsyncIterator[Tenant]:
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "tenant-a"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant-a"}],
-    }
-    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
-    assert (await admin.call("POST", path, json.dumps(binding).encode())).ok
-    kube = KubeClient.from_kubeconfig(info.kubeconfig_for("tenant-a"))
-    try:
-        tenant = Tenant(kube, namespace)
-        async with asyncio.timeout(30):
-            # Roles and the policy become active a moment after they were made.
-            while not (await tenant.create("probe", dry_run=True)).ok:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-            while (await tenant.create("probe", dry_run=True, gpus="0")).ok:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-        yield tenant
-    finally:
-        await kube.close()
-
-
-@pytest.mark.parametrize("key", ["gpus", "gpu_memory_mib", "gpu_milli", "claim", "job_key", "task"])
-async def test_a_tenant_cannot_create_a_pod_that_says_it_was_granted_something(tenant: Tenant, key: str) -> None:
-    answer = await tenant.create("forged", **{key: "0"})
-    assert classify(answer) is Outcome.REFUSED
-    assert "written by its binder alone" in why(answer)
-
-
-async def test_a_tenant_can_neither_change_nor_remove_what_was_granted(
-    info: StackInfo, admin: Kube, tenant: Tenant
-) -> None:
-    assert (await tenant.create("train", gpu_fraction="0.5")).ok
-    node = f"node-of-{tenant.namespace}"
-    assert (await admin.call("POST", writes.NODES, json.dumps(node_object(node)).encode())).ok
-    binder = KubeClient.from_kubeconfig(info.kubeconfig_for("binder"))
-    try:
-        pod: dict[str, Any] = json.loads((await writes.get_pod(admin, tenant.namespace, "train")).body)["metadata"]
-        granted = {keys.GPUS: "3", keys.CLAIM: "1.0.1.1.0"}
-        answer = await writes.bind(binder, tenant.namespace, "train", pod["uid"], pod["resourceVersion"], node, granted)
-        assert answer.ok, why(answer)
-        for value in ("0", None):
-            answer = await tenant.annotate("train", keys.GPUS, value)
-            assert classify(answer) is Outcome.REFUSED
-            assert "written by its binder alone" in why(answer)
-        assert (await tenant.annotate("train", "example.com/mine", "1")).ok, "other annotations are the tenant's own"
-        said = json.loads((await writes.get_pod(admin, tenant.namespace, "train")).body)["metadata"]["annotations"]
-        assert (said[keys.GPUS], said["example.com/mine"]) == ("3", "1")
-    finally:
-        await binder.close()
-        await admin.call("DELETE", f"{writes.NODES}/{node}")
 
 
 async def test_a_job_object_does_not_change_and_its_bounds_are_held_by_the_server(admin: Kube, namespace: str) -> None:
