@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from cli.simulate.pack import pack
+
 simulate_app = typer.Typer(help="Policies on your own lists, in virtual time; needs no cluster.", no_args_is_help=True)
 
 
 @simulate_app.callback()
 def simulate() -> None:
     """Policies on your own lists, in virtual time; needs no cluster."""
+
+
+simulate_app.command("pack")(pack)

@@ -12,7 +12,7 @@ from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import Node
 from libs.domain.plans import Victim
 from libs.domain.queues import Queue
-from libs.domain.resources import Charge
+from libs.domain.resources import Charge, Request
 from libs.domain.rules import HostPort, PodTerm
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Verdict
@@ -84,12 +84,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """`weights` are policy name -> weight; scores are integers 0..100 per policy. `candidates` > 1 draws among that
-    many best nodes (for replicas that contend), with a generator seeded by `seed`."""
+    """`weights` are policy name -> weight. `candidates` > 1 draws among that many best nodes (for replicas that
+    contend), with a generator seeded by `seed`. `typical` replaces the mix of tasks that policies learn by a fixed one:
+    requests, and how often they come. Without `explain` a refusal says only that nothing fits."""
 
-    weights: dict[str, int] = field(default_factory=lambda: {"best-fit": 1})
+    weights: dict[str, int] = field(default_factory=lambda: {"weighted-best-fit": 1})
     candidates: int = 1
     seed: int = 0
+    typical: tuple[tuple[Request, int], ...] = ()
+    explain: bool = True
 
 
 class Engine(Protocol):

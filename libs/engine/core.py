@@ -79,6 +79,7 @@ class PlacementEngine:
         decisions: dict[int, Decision] = {}
         for at in sorted(range(len(jobs)), key=lambda i: _position(jobs[i])):
             decisions[at] = self._decide(jobs[at])
+            self._session.mix.learn(jobs[at])  # what comes later is decided by what came before
         return [decisions[at] for at in range(len(jobs))]
 
     def _decide(self, job: PendingJob) -> Decision:

@@ -6,10 +6,15 @@ arithmetic of a node lives here; vectors over all nodes are made from it in `sna
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from libs.domain.nodes import Node
 from libs.domain.resources import WHOLE, Charge, GpuGrant
 from libs.domain.usage import NodeUse
 from libs.engine.ask import Ask
+
+#: Devices for a task on a node, or None where too few fit.
+Choose = Callable[["NodeState", Ask], tuple[GpuGrant, ...] | None]
 
 
 class NodeState:
@@ -17,12 +22,13 @@ class NodeState:
     two pods dispute, is not `usable`.
 
     Free room may be negative (a node shrank under its pods): nothing fits there, and no sum is clipped, so taking and
-    giving back are exact inverses. `shut` says why no GPU of the node is given out, empty where they are.
+    giving back are exact inverses. `shut` says why no GPU of the node is given out, empty where they are. `codes` are
+    the numbers that a snapshot gives to the devices' models.
     """
 
     __slots__ = (
-        "cap_cpu", "cap_mem", "cap_pods", "cpu", "dev_mib", "devices", "exists", "gpu_cap", "gpu_free", "idle", "index",
-        "mem", "mib", "milli", "models", "name", "node", "pods", "row", "shut", "usable",
+        "cap_cpu", "cap_mem", "cap_pods", "codes", "cpu", "dev_mib", "devices", "exists", "gpu_cap", "gpu_free", "idle",
+        "index", "mem", "mib", "milli", "models", "name", "node", "pods", "row", "shut", "usable",
     )  # fmt: skip
 
     def __init__(self, row: int, node: Node, use: NodeUse | None) -> None:
@@ -35,6 +41,7 @@ class NodeState:
         width = max((g.index for g in node.gpus), default=-1) + 1
         self.dev_mib = [0] * width
         self.models = [""] * width
+        self.codes = [0] * width
         self.exists = [False] * width
         for gpu in node.gpus:
             self.dev_mib[gpu.index] = gpu.mib
@@ -153,13 +160,14 @@ class NodeState:
         fitting.sort()
         return tuple(sorted((GpuGrant(i, milli, mib) for _, _, i, milli, mib in fitting[: ask.count]), key=_index))
 
-    def charge(self, ask: Ask) -> Charge | None:
-        """The exact charge of one task here, or None where it does not fit. Filters on the node's facts come before."""
+    def charge(self, ask: Ask, choose: Choose | None = None) -> Charge | None:
+        """The exact charge of one task here, or None where it does not fit. Filters on the node's facts come before.
+        `choose` picks the devices, by default the method of that name."""
         if self._lacks(ask.cpu, ask.mem):
             return None
         if not ask.count:
             return Charge(ask.cpu, ask.mem)
-        gpus = self.choose(ask)
+        gpus = self.choose(ask) if choose is None else choose(self, ask)
         return None if gpus is None else Charge(ask.cpu, ask.mem, gpus)
 
     def tight(self, ask: Ask) -> int:

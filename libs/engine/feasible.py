@@ -37,13 +37,14 @@ class Feasibility:
     def __init__(self, snapshot: Snapshot, ask: Ask, policies: tuple[tuple[Policy, int], ...]) -> None:
         self._snapshot = snapshot
         self._policies = policies
-        self._liked = 100 * sum(weight for _, weight in policies) + 1
+        self._liked = sum(weight * policy.ceiling for policy, weight in policies) + 1
         self.ask = ask
         self.codes: Ints = np.zeros(0, np.int64)
         self.keys: Ints = np.zeros(0, np.int64)
         self._shape = -1
         self._at = 0
         self._spec_at = 0
+        self._epochs: tuple[int, ...] = ()
         self._slots: Ints | None = None
         self.used = 0  # when this class was asked for last, counted in asks
         #: What `explain` said last, with the snapshot's version that it is true for.
@@ -61,6 +62,12 @@ class Feasibility:
             self.codes[changed] = static_codes(snapshot, self.ask, changed)
             self._spec_at = len(snapshot.spec_changes)
             self._slots = None
+        epochs = tuple([policy.epoch() for policy, _ in self._policies])
+        if epochs != self._epochs:
+            self._epochs = epochs
+            self._at = len(snapshot.changes)
+            self._score(None)
+            return
         changes = snapshot.changes
         if self._at == len(changes):
             return
@@ -83,6 +90,7 @@ class Feasibility:
         self._spec_at = len(snapshot.spec_changes)
         self._at = len(snapshot.changes)
         self._slots = None
+        self._epochs = tuple([policy.epoch() for policy, _ in self._policies])
         self._score(None)
 
     def _key(self, row: int) -> int:

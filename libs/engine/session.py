@@ -16,7 +16,9 @@ from libs.engine.api import EngineConfig, Placement
 from libs.engine.ask import Ask, AskKey, ask_key
 from libs.engine.draw import Draw
 from libs.engine.feasible import Feasibility
+from libs.engine.mix import TypicalMix
 from libs.engine.policies import chosen
+from libs.engine.policies.base import Base, Surroundings
 from libs.engine.queues import QueueBook
 from libs.engine.rules.book import Book, Placed, placed
 from libs.engine.rules.feasible import RuledFeasibility
@@ -35,9 +37,15 @@ class Session:
         self.queues = QueueBook()
         self.running = RunningBook()
         self.book = Book(self.snapshot)
-        self.policies = chosen(config.weights)
-        self.fits = Verdict(kind=FITS.kind, policy="+".join(policy.name for policy, _ in self.policies))
+        self.mix = TypicalMix(config.typical)
         self._draw = Draw(config.seed)
+        around = Surroundings(self.snapshot, self.mix, self.charges, self._draw)
+        self.policies = chosen(config.weights, around)
+        #: Devices within a node are chosen by the policy of greatest weight.
+        self.choose = max(self.policies, key=lambda p: p[1], default=(Base(around), 0))[0].choose
+        self._draws = any(policy.draws for policy, _ in self.policies)
+        self._fits = FITS
+        self._fits_at: tuple[int, ...] | None = None
         self._classes: dict[AskKey, Feasibility] = {}
         self._taken: dict[int, list[tuple[Charge, int]]] = {}
         self._given: set[int] = set()
@@ -76,10 +84,32 @@ class Session:
 
     def pick(self, view: Feasibility) -> int:
         """The node for the next task: the best, or a seeded draw among the best where replicas contend."""
+        if self._draws:
+            rows = view.top(len(view.keys))  # all that fit
+            return rows[self._draw.below(len(rows))] if rows else -1
         if self.config.candidates <= 1:
             return view.best()
         rows = view.top(self.config.candidates)
         return rows[self._draw.below(len(rows))] if rows else -1
+
+    @property
+    def fits(self) -> Verdict:
+        """The verdict Fits, naming the policies, and the version of what they have learned."""
+        epochs = tuple([policy.epoch() for policy, _ in self.policies])
+        if epochs != self._fits_at:
+            self._fits_at = epochs
+            names = [
+                f"{policy.name}@{self.mix.version}" if epoch else policy.name
+                for (policy, _), epoch in zip(self.policies, epochs, strict=True)
+            ]
+            self._fits = Verdict(kind=FITS.kind, policy="+".join(names))
+        return self._fits
+
+    def charges(self, row: int) -> list[Charge]:
+        """What is known to be on the node of a row: running pods, and what this pass placed."""
+        state = self.snapshot.states[row]
+        bound = self.running.by_node.get(state.name, {}).values() if state is not None else ()
+        return [task.charge for task in bound] + [charge for charge, _ in self._taken.get(row, ())]
 
     def statement(self) -> Statement:
         return Statement(self.snapshot, self.queues, self.running, self.book)

@@ -23,14 +23,16 @@ Bools = npt.NDArray[np.bool_]
 class Columns:
     """Vectors over rows, the same names as on `NodeState`, so that one formula serves a node and a cluster.
 
-    Of shape (rows,): cpu, mem, pods, cap_cpu, cap_mem, cap_pods, gpu_free, gpu_cap, idle, devices.
+    Of shape (rows,): row (its own number), cpu, mem, pods, cap_cpu, cap_mem, cap_pods, gpu_free, gpu_cap, idle,
+    devices, main (model code of the first device).
     Of shape (rows, widest node): milli, mib (free), dev_mib, usable, exists, model (code).
     """
 
-    SINGLE = ("cpu", "mem", "pods", "cap_cpu", "cap_mem", "cap_pods", "gpu_free", "gpu_cap", "idle", "devices")
+    SINGLE = ("cpu", "mem", "pods", "cap_cpu", "cap_mem", "cap_pods", "gpu_free", "gpu_cap", "idle", "devices", "main")
 
-    __slots__ = (*SINGLE, "dev_mib", "exists", "mib", "milli", "model", "shut", "usable")
+    __slots__ = (*SINGLE, "dev_mib", "exists", "mib", "milli", "model", "row", "shut", "usable")
 
+    row: Ints
     cpu: Ints
     mem: Ints
     pods: Ints
@@ -41,6 +43,7 @@ class Columns:
     gpu_cap: Ints
     idle: Ints
     devices: Ints
+    main: Ints
     milli: Ints
     mib: Ints
     dev_mib: Ints
@@ -97,18 +100,23 @@ class Snapshot:
             if state is not None and _same(state.node, node):
                 state.node = node
                 return False
-            self.states[row] = NodeState(row, node, self.uses.get(node.name))
+            self.states[row] = self._state(row, node)
         else:
             if self._free_rows:
                 row = self._free_rows.pop()
-                self.states[row] = NodeState(row, node, self.uses.get(node.name))
+                self.states[row] = self._state(row, node)
             else:
                 row = len(self.states)
-                self.states.append(NodeState(row, node, self.uses.get(node.name)))
+                self.states.append(self._state(row, node))
             self.rows[node.name] = row
             self._ranked = False
         self.touched_spec(row)
         return True
+
+    def _state(self, row: int, node: Node) -> NodeState:
+        state = NodeState(row, node, self.uses.get(node.name))
+        state.codes = [self._models.setdefault(model, len(self._models)) for model in state.models]
+        return state
 
     def node_gone(self, name: str) -> bool:
         row = self.rows.pop(name, None)
@@ -216,6 +224,19 @@ class Snapshot:
     def model_codes(self, models: frozenset[str]) -> list[int]:
         return [self._models[m] for m in sorted(models) if m in self._models]
 
+    @property
+    def model_count(self) -> int:
+        return len(self._models)
+
+    @property
+    def width(self) -> int:
+        """Devices that the matrices have room for."""
+        return self._width
+
+    def model_names(self) -> list[str]:
+        """Names of all models seen so far, by code; code 0 is the empty name."""
+        return list(self._models)
+
     def _flush_spec(self) -> None:
         needed = max((len(s.milli) for s in self.states if s is not None), default=0)
         if len(self.states) > self._capacity or needed > self._width:
@@ -245,10 +266,11 @@ class Snapshot:
             columns.cap_pods[row] = state.cap_pods
             columns.gpu_cap[row] = state.gpu_cap
             columns.devices[row] = state.devices
+            columns.main[row] = state.codes[state.index[0]] if state.index else 0
             for i in state.index:
                 columns.exists[row, i] = True
                 columns.dev_mib[row, i] = state.dev_mib[i]
-                columns.model[row, i] = self._models.setdefault(state.models[i], len(self._models))
+                columns.model[row, i] = state.codes[i]
         self._stale_spec.clear()
         if not self._ranked:
             self.rank[:] = -1
@@ -274,6 +296,7 @@ class Snapshot:
         for name in ("usable", "exists"):
             setattr(columns, name, np.zeros((capacity, width), np.bool_))
         columns.shut = np.zeros(capacity, np.bool_)
+        columns.row = np.arange(capacity, dtype=np.int64)
         self._columns = columns
         self._capacity, self._width = capacity, width
         self.taint = np.zeros(capacity, np.int64)

@@ -23,7 +23,9 @@ from libs.engine.ask import Ask, ask_key
 from libs.engine.core import PlacementEngine
 from libs.engine.feasible import Feasibility
 from libs.engine.filters import CODES, empty_slots
-from libs.engine.policies import chosen
+from libs.engine.mix import TypicalMix
+from libs.engine.policies import POLICIES, chosen
+from libs.engine.policies.base import Surroundings
 from libs.engine.snapshot import Snapshot
 from libs.testkit.builders import ClusterBuilder, cluster, gang, pod
 
@@ -152,7 +154,7 @@ def everything_placed(decisions: list[Decision]) -> list[tuple[str, Charge]]:
 
 
 @laws
-@given(clusters(), job_lists(), st.sampled_from(["best-fit", "first-fit"]), st.sampled_from([1, 3]))
+@given(clusters(), job_lists(), st.sampled_from(sorted(POLICIES)), st.sampled_from([1, 3]))
 def test_no_capacity_is_exceeded_and_no_filter_is_passed_over(
     facts: ClusterBuilder, jobs: list[PendingJob], policy: str, candidates: int
 ) -> None:
@@ -335,7 +337,7 @@ def test_settle_returns_to_the_ledgers_truth(
 
 
 @laws
-@given(clusters(), job_lists(), st.sampled_from(["best-fit", "first-fit"]))
+@given(clusters(), job_lists(), st.sampled_from(sorted(POLICIES)))
 def test_a_node_scored_alone_gets_the_score_of_all_nodes_scored_together(
     facts: ClusterBuilder, jobs: list[PendingJob], policy: str
 ) -> None:
@@ -344,8 +346,11 @@ def test_a_node_scored_alone_gets_the_score_of_all_nodes_scored_together(
         snapshot.node_seen(node)
     for use in facts.uses.values():
         snapshot.use_seen(use)
+    mix = TypicalMix()
+    policies = chosen({policy: 3}, Surroundings(snapshot, mix))
     for job in jobs:
-        view = Feasibility(snapshot, Ask(ask_key(job.tasks[0])), chosen({policy: 3}))
+        mix.learn(job)
+        view = Feasibility(snapshot, Ask(ask_key(job.tasks[0])), policies)
         view.refresh()
         together = view.keys.copy()
         assert [view._key(row) for row in range(len(snapshot.states))] == together[: len(snapshot.states)].tolist()
@@ -359,7 +364,7 @@ def test_the_bound_on_an_empty_node_is_never_below_what_it_takes(facts: ClusterB
     for node in facts.nodes.values():
         snapshot.node_seen(node)
     compiled = Ask(ask_key(pod("p", **ask).tasks[0]))
-    view = Feasibility(snapshot, compiled, chosen({"best-fit": 1}))
+    view = Feasibility(snapshot, compiled, chosen({"first-fit": 1}))
     view.refresh()
     slots = empty_slots(snapshot, compiled, view.codes)
     for row, state in enumerate(snapshot.states):

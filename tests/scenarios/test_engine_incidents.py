@@ -15,7 +15,7 @@ from libs.engine.core import PlacementEngine
 from libs.testkit.builders import ClusterBuilder, cluster, gang, node, pod, task
 
 
-def decide(facts: ClusterBuilder, *jobs: PendingJob, policy: str = "best-fit") -> list[Decision]:
+def decide(facts: ClusterBuilder, *jobs: PendingJob, policy: str = "weighted-best-fit") -> list[Decision]:
     return facts.into(PlacementEngine(EngineConfig(weights={policy: 1}))).decide(list(jobs))
 
 
@@ -481,7 +481,7 @@ def test_first_fit_fills_by_name() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_a_clear_sentence() -> None:
-    with pytest.raises(ValueError, match="unknown placement policy 'magic'; known: best-fit, first-fit"):
+    with pytest.raises(ValueError, match="unknown placement policy 'magic'; known: best-fit, clustering"):
         PlacementEngine(EngineConfig(weights={"magic": 1}))
 
 

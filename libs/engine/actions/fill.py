@@ -119,7 +119,7 @@ def _anywhere(session: Session, view: Feasibility, task: Task, chain: Chain) -> 
 
 def _charge(session: Session, row: int, ask: Ask) -> Charge:
     state = session.snapshot.states[row]
-    charge = None if state is None else state.charge(ask)
+    charge = None if state is None else state.charge(ask, session.choose)
     if charge is None:
         raise AssertionError(f"row {row} was feasible and takes no task")
     return charge

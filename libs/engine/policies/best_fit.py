@@ -1,51 +1,38 @@
-"""Weighted best fit: the fuller a node would be afterwards, the better, GPUs first, then CPU and memory.
+"""Best fit as the FGD paper's artifact has it: the node with least room left afterwards, GPU and CPU counting alike,
+each as a share of the largest node; on it the tightest device. Scores are cut to whole percents.
 
-Whole GPUs go where few are left, so that whole nodes stay free for large tasks; shares go to the device that they fill
-best. Tasks without GPU prefer nodes without GPUs or with all GPUs taken, so that they strand none.
+Beware of Fragmentation, USENIX ATC 2023, artifact: policy "BestFit". The stretching to 0..100 that follows there keeps
+order and ties, so it is left out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from libs.domain.resources import WHOLE
 from libs.engine.ask import Ask
 from libs.engine.devices import NodeState
+from libs.engine.policies.base import Base
 from libs.engine.snapshot import Columns, Ints
 
-GPU, CPU, MEM = 6, 2, 2
+#: The artifact's largest node: 128 cores and 8 GPUs, in milli.
+MAX_CPU: Final = 128_000
+MAX_GPU: Final = 8_000
 
 
-class BestFit:
+class BestFit(Base):
     name = "best-fit"
 
-    def one(self, node: NodeState, ask: Ask, tight: int) -> int:
-        gpu_cap = node.gpu_cap
-        # A node without GPUs counts as full: nothing can be stranded there.
-        gpu = 100 * (gpu_cap - node.gpu_free + _gpu(ask)) // gpu_cap if gpu_cap else 100
-        cpu = 100 * (node.cap_cpu - node.cpu + ask.cpu) // max(node.cap_cpu, 1)
-        mem = 100 * (node.cap_mem - node.mem + ask.mem) // max(node.cap_mem, 1)
-        score: int = max(0, min(100, _blend(gpu, cpu, mem, ask, tight)))
-        return score
+    def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
+        return max(0, min(100, int(_score(node.cpu, node.gpu_free, ask))))
 
-    def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:
-        used = nodes.gpu_cap - nodes.gpu_free + _gpu(ask)
-        gpu = np.where(nodes.gpu_cap > 0, 100 * used // np.maximum(nodes.gpu_cap, 1), 100)
-        cpu = 100 * (nodes.cap_cpu - nodes.cpu + ask.cpu) // np.maximum(nodes.cap_cpu, 1)
-        mem = 100 * (nodes.cap_mem - nodes.mem + ask.mem) // np.maximum(nodes.cap_mem, 1)
-        scores: Ints = np.clip(_blend(gpu, cpu, mem, ask, tight), 0, 100)
+    def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:  # noqa: ARG002
+        scores: Ints = np.clip(_score(nodes.cpu, nodes.gpu_free, ask), 0, 100)
         return scores
 
 
-def _gpu(ask: Ask) -> int:
-    """Milli asked; a request by memory has none until a device is known and is told apart by `tight` alone."""
-    return ask.gpu_milli
-
-
-def _blend(gpu: Any, cpu: Any, mem: Any, ask: Ask, tight: Any) -> Any:
-    """The same arithmetic for integers and for vectors."""
-    if ask.share:
-        gpu = (gpu + 2 * (100 * (WHOLE - tight) // WHOLE)) // 3
-    return (GPU * gpu + CPU * cpu + MEM * mem) // (GPU + CPU + MEM)
+def _score(cpu: Any, gpu: Any, ask: Ask) -> Any:
+    """100 x (1 - CPU left / (2 MAX_CPU) - GPU left / (2 MAX_GPU)), cut."""
+    left = (cpu - ask.cpu) + MAX_CPU // MAX_GPU * (gpu - ask.gpu_milli)
+    return 100 + (-50 * left) // MAX_CPU

@@ -1,0 +1,71 @@
+"""`drystone simulate pack`: arrivals without departures, policies side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.errors import CommandError
+
+
+def pack(
+    nodes: Annotated[Path, typer.Option(help="Nodes as CSV: sn, cpu_milli, memory_mib, gpu, model. May be .gz.")],
+    tasks: Annotated[
+        Path,
+        typer.Option(help="Tasks as CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli[, gpu_spec]. May be .gz."),
+    ],
+    policy: Annotated[str, typer.Option(help="One or more, joined by commas.")] = "drystone",
+    load: Annotated[int, typer.Option(help="GPU asked by all arrivals, % of the cluster's.", min=1, max=1000)] = 130,
+    seeds: Annotated[str, typer.Option(help="Such as 42-51 or 1,2,3.")] = "42-51",
+    node_order: Annotated[str, typer.Option(help="random | listed | model | gpus | cpu-per-gpu")] = "random",
+    processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
+) -> None:
+    """Tasks of a list arrive in random order and are placed at once or dropped, as in the FGD paper."""
+    from libs.engine.policies import POLICIES
+    from libs.sim.arrivals import NODE_ORDERS
+    from libs.sim.errors import SimulationError
+    from libs.sim.study import Study, parse_seeds, run_study, summary
+
+    policies = tuple(name.strip() for name in policy.split(","))
+    for name in policies:
+        if name not in POLICIES:
+            raise CommandError(f"no policy {name!r}; there are {', '.join(sorted(POLICIES))}")
+    if node_order not in NODE_ORDERS:
+        raise CommandError(f"no node order {node_order!r}; there are {', '.join(NODE_ORDERS)}")
+    try:
+        study = Study(nodes, tasks, policies, parse_seeds(seeds), load, node_order)
+        runs = _with_progress(study, processes, run_study)
+    except SimulationError as error:
+        raise CommandError(str(error)) from None
+    results = [summary(name, runs[name]) for name in policies]
+    if as_json:
+        sys.stdout.write(json.dumps(results[0] if len(results) == 1 else results, indent=2) + "\n")
+        return
+    for result in results:
+        sys.stdout.write(_line(result) + "\n")
+
+
+def _with_progress(study: Any, processes: int, run: Any) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("runs", total=len(study.policies) * len(study.seeds))
+        return run(study, processes, lambda: progress.advance(bar))
+
+
+def _line(result: dict[str, Any]) -> str:
+    at_100 = result["unallocated_pct_at_100"]
+    reached = f"{at_100:.2f} % (sd {result['sd']:.2f})" if at_100 is not None else "not reached"
+    classes = ", ".join(f"{name} {percent:.1f}" for name, percent in result["placed_pct_by_class"].items())
+    return (
+        f"{result['policy']}: unallocated at load 100: {reached}; allocated at load {result['load_pct_at_end']}: "
+        f"{result['allocated_pct_at_end']:.2f} %; placed % by class: {classes}; "
+        f"{result['seconds_per_run']:.2f} s per run"
+    )

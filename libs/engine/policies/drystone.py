@@ -1,0 +1,113 @@
+"""Ours: place where the typical tasks lose least, weighing each kind of task by how little is left for it; among nearly
+equal places take the one that stays in balance.
+
+**What is lost.** For every kind of task m of the typical mix, U(m) is the idle GPU of the cluster that it could use
+now. A placement takes some of it. The score is the gradient of sum p(m) log U(m): a loss counts by the task's part p(m)
+of the mix, divided by what is left for such tasks. GPUs of a model that many tasks name, nodes that are still whole
+where large tasks come, nodes with much CPU: each is dear exactly as far as it is scarce, and by nothing that was set.
+
+**What stays in balance.** A node whose CPU runs out before its GPUs strands the GPUs, and the other way round. The
+difference between its free share of CPU and its free share of GPU, after the placement, costs as many milli GPUs as
+BALANCE says. It replaces the tie-break by the nodes' order, so that names and listing do not matter.
+
+**What it knows.** The mix is learned from the jobs that came before (`mix`). Beside it, with a weight of PRIOR, stand
+tasks that would take a whole node of each kind that the cluster has: so that whole nodes are not broken up without
+need before the first large task was seen.
+
+Nothing is refused or held back for the score's sake: it only orders the nodes where a task fits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from libs.domain.resources import GpuGrant
+from libs.engine.ask import Ask
+from libs.engine.devices import NodeState
+from libs.engine.mix import ONE, Shape, Share
+from libs.engine.policies.base import Base, Surroundings
+from libs.engine.policies.fgd import best_devices
+from libs.engine.policies.tables import Tables
+from libs.engine.policies.usable import Usable
+from libs.engine.snapshot import Columns, Ints
+
+#: A score's unit is 1/256 milli GPU.
+UNIT: Final = 256
+_SHIFT: Final = (ONE // UNIT).bit_length() - 1
+#: Milli GPUs that a difference of the whole between the free shares of CPU and GPU is worth.
+BALANCE: Final = 300
+#: Weight of tasks that take a whole node, beside the mix: two in a thousand.
+PRIOR: Final = ONE * 2 // 1000
+#: Nothing counts as scarcer than this part of the idle GPU: one fiftieth.
+SCARCEST: Final = 50
+
+
+class Drystone(Base):
+    name = "drystone"
+    ceiling = 1 << 28
+
+    def __init__(self, around: Surroundings) -> None:
+        super().__init__(around)
+        self._tables = Tables(around.snapshot, around.mix, self._weigh)
+
+    def epoch(self) -> int:
+        return self._tables.epoch()
+
+    def _weigh(self, shares: list[Share], nodes: Columns) -> list[Share]:
+        """The mix and the prior, each kind's weight divided by the part of the idle GPU that it can use."""
+        mixed = [Share(shape, weight * (ONE - PRIOR) // ONE) for shape, weight in shares] + whole_nodes(
+            nodes, self.around.snapshot.model_names()
+        )
+        idle, reach = Usable(self.around.snapshot, mixed).reach(nodes, mixed)
+        return [
+            Share(shape, weight * idle // max(usable, idle // SCARCEST, 1))
+            for (shape, weight), usable in zip(mixed, reach, strict=True)
+        ]
+
+    def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
+        usable = self._tables.usable
+        lost = usable.after(node, ask) - usable.of(node)
+        gpu = node.gpu_free - (usable.asked(ask, node.codes[node.index[0]]) if node.index else 0)
+        off = _imbalance(node.cpu - ask.cpu, max(node.cap_cpu, 1), gpu, max(node.gpu_cap, 1)) if node.gpu_cap else 0
+        return max(0, min(self.ceiling, self.ceiling + (lost >> _SHIFT) - off))
+
+    def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:  # noqa: ARG002
+        usable = self._tables.usable
+        lost = usable.after_many(nodes, ask) - usable.of_many(nodes)
+        gpu = nodes.gpu_free - usable.asked_many(ask, nodes.main)
+        off = _imbalance(nodes.cpu - ask.cpu, np.maximum(nodes.cap_cpu, 1), gpu, np.maximum(nodes.gpu_cap, 1))
+        off = np.where(nodes.gpu_cap > 0, off, 0)
+        scores: Ints = np.clip(self.ceiling + (lost >> _SHIFT) - off, 0, self.ceiling)
+        return scores
+
+    def choose(self, node: NodeState, ask: Ask) -> tuple[GpuGrant, ...] | None:
+        return best_devices(self._tables.usable, node, ask)
+
+
+def _imbalance(cpu: Any, cap_cpu: Any, gpu: Any, cap_gpu: Any) -> Any:
+    return BALANCE * UNIT * abs(cpu * cap_gpu - gpu * cap_cpu) // (cap_cpu * cap_gpu)
+
+
+def whole_nodes(nodes: Columns, names: list[str]) -> list[Share]:
+    """One task per kind of node that takes all its GPUs and about all its CPU (an eighth less at most, so that nodes
+    that differ by what their system reserves count as one kind). Weights by GPUs, PRIOR in all."""
+    where = nodes.devices > 1
+    total = int(nodes.devices.sum())
+    kinds: dict[tuple[int, int, int], int] = {}
+    found, counts = np.unique(
+        np.stack([_cut(nodes.cap_cpu[where]), nodes.devices[where], nodes.main[where]]), axis=1, return_counts=True
+    )
+    for cpu, devices, model, count in zip(*found.tolist(), counts.tolist(), strict=True):
+        kinds[cpu, devices, model] = count
+    return [
+        Share(Shape(cpu, devices, 0, 0, (names[model],) if names[model] else ()), PRIOR * count * devices // total)
+        for (cpu, devices, model), count in sorted(kinds.items())
+    ]
+
+
+def _cut(cpu: Ints) -> Ints:
+    """To the three leading bits after the first."""
+    spare = np.maximum(np.frexp(cpu.astype(np.float64))[1].astype(np.int64) - 4, 0)
+    return (cpu >> spare) << spare
