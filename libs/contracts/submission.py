@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -16,12 +17,19 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from libs.contracts.podsecurity import insecure, insecure_annotations
+from libs.contracts.topics import ALL, JOBS
 from libs.domain import keys
 
 MOST_BYTES: Final = 512 * 1024
 MOST_DEPTH: Final = 32
 _NAME: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _RESERVED: Final = frozenset({keys.GPUS, keys.GPU_MIB, keys.GPU_MILLI, keys.CLAIM, keys.JOB_KEY, keys.TASK})
+#: What would put a pod into a job or a queue by itself, past what the job says and the tenant may.
+_OF_THE_JOB: Final = frozenset({keys.JOB, keys.GANG_MIN, keys.QUEUE, *keys.POD_GROUP_LABELS, *keys.QUEUE_LABELS})
+_OF_TEMPLATES: Final = frozenset({"labels", "annotations", "creationTimestamp"})
+#: Where nobody's jobs go: their pods could read what the services know.
+_SYSTEM: Final = frozenset({keys.SYSTEM_NAMESPACE, "kube-system", "kube-public", "kube-node-lease"})
+_INTERNAL: Final = frozenset(topic.name for topic in ALL if topic is not JOBS)
 
 
 class _Model(BaseModel):
@@ -34,9 +42,9 @@ class TenantPolicy(_Model):
     #: In labels, metrics and status events; part of the names of its job objects.
     name: Annotated[str, Field(pattern=_NAME)] = "default"
     #: Where its job events arrive; nobody else's. Who may write there is said by Kafka's access list.
-    topic: str = "drystone.jobs"
+    topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")] = JOBS.name
     #: Its jobs go nowhere else; the first is where they go that name none.
-    namespaces: Annotated[tuple[str, ...], Field(min_length=1)] = ("default",)
+    namespaces: Annotated[tuple[Annotated[str, Field(pattern=_NAME)], ...], Field(min_length=1)] = ("default",)
     #: Queues must be this one or below it; empty allows all.
     queue: str = ""
     #: Tasks of one job.
@@ -45,6 +53,26 @@ class TenantPolicy(_Model):
     max_pending_jobs: Annotated[int, Field(ge=1)] | None = None
     #: The Pod Security Standard that its pod templates are held to.
     pod_security: Literal["restricted", "baseline"] = "restricted"
+
+    @model_validator(mode="after")
+    def _not_ours(self) -> TenantPolicy:
+        if self.topic in _INTERNAL:
+            raise ValueError(f"the topic {self.topic} is between Drystone's services")
+        system = _SYSTEM & set(self.namespaces)
+        if system:
+            raise ValueError(f"the namespace {min(system)} is the system's")
+        return self
+
+
+def foreign_queues(tenant: TenantPolicy, tenants: Iterable[TenantPolicy]) -> tuple[str, ...]:
+    """Queues that other tenants have for their own: not the tenant's, and none that its own lies below."""
+    others = {other.queue for other in tenants if other.queue and other.name != tenant.name}
+    return tuple(sorted(queue for queue in others if not tenant.queue or not within(tenant.queue, queue)))
+
+
+def within(queue: str, parent: str) -> bool:
+    """Whether a queue is this one or below it."""
+    return queue == parent or queue.startswith(parent + "/")
 
 
 class GpuMemory(_Model):
@@ -136,8 +164,8 @@ class Submission:
     hash: str
 
 
-def parse_submit(raw: bytes | None, tenant: TenantPolicy) -> Submission | Rejected:
-    """Never raises, whatever the bytes."""
+def parse_submit(raw: bytes | None, tenant: TenantPolicy, foreign: Collection[str] = ()) -> Submission | Rejected:
+    """Never raises, whatever the bytes. `foreign` are queues of other tenants (`foreign_queues`)."""
     said = _decode(raw)
     if isinstance(said, Rejected):
         return said
@@ -146,7 +174,7 @@ def parse_submit(raw: bytes | None, tenant: TenantPolicy) -> Submission | Reject
         job = SubmitJob.model_validate(said)
     except ValidationError as error:
         return _rejected(error, external)
-    return _accept(job, tenant)
+    return _accept(job, tenant, foreign)
 
 
 class _Named(msgspec.Struct):
@@ -211,11 +239,12 @@ def _rejected(error: ValidationError, external: str) -> Rejected:
     return Rejected(message, path[:200], external[:200])
 
 
-def _accept(job: SubmitJob, tenant: TenantPolicy) -> Submission | Rejected:
+def _accept(job: SubmitJob, tenant: TenantPolicy, foreign: Collection[str]) -> Submission | Rejected:
     namespace = job.namespace or tenant.namespaces[0]
     if namespace not in tenant.namespaces:
         return Rejected(f"tenant {tenant.name} has no namespace {namespace}", "namespace", job.id)
-    if tenant.queue and job.queue and job.queue != tenant.queue and not job.queue.startswith(tenant.queue + "/"):
+    outside = tenant.queue and job.queue and not within(job.queue, tenant.queue)
+    if outside or any(within(job.queue or "", queue) for queue in foreign):
         return Rejected(f"tenant {tenant.name} has no queue {job.queue}", "queue", job.id)
     if job.priority.startswith("system-"):
         return Rejected("priority classes of the system are not for jobs", "priority", job.id)
@@ -224,7 +253,7 @@ def _accept(job: SubmitJob, tenant: TenantPolicy) -> Submission | Rejected:
         return Rejected(f"{tasks} tasks; tenant {tenant.name} may have {tenant.max_tasks}", "roles", job.id)
     roles = []
     for n, role in enumerate(job.roles):
-        template = _template(role.template, f"roles.{n}.template", tenant)
+        template = _template(role.template, f"roles.{n}.template", tenant, job.priority)
         if isinstance(template, Rejected):
             return Rejected(template.reason, template.path, job.id)
         said = {"name": role.name, "replicas": role.replicas, "template": template}
@@ -248,7 +277,7 @@ def _accept(job: SubmitJob, tenant: TenantPolicy) -> Submission | Rejected:
     return Submission(job.id, namespace, spec, digest)
 
 
-def _template(said: dict[str, Any], path: str, tenant: TenantPolicy) -> dict[str, Any] | Rejected:
+def _template(said: dict[str, Any], path: str, tenant: TenantPolicy, priority: str) -> dict[str, Any] | Rejected:
     if "spec" not in said:
         try:
             return _long(ShortTemplate.model_validate(said))
@@ -260,6 +289,9 @@ def _template(said: dict[str, Any], path: str, tenant: TenantPolicy) -> dict[str
     unknown = set(said) - {"metadata", "spec", "apiVersion", "kind"}
     if unknown:
         return Rejected("no such field", f"{path}.{min(unknown)}")
+    unknown = set(said.get("metadata") or {}) - _OF_TEMPLATES
+    if unknown:
+        return Rejected("is not for templates", f"{path}.metadata.{min(unknown)[:100]}")
     for group in ("labels", "annotations"):
         marks = (said.get("metadata") or {}).get(group) or {}
         if not isinstance(marks, dict) or not all(isinstance(v, str) for v in marks.values()):
@@ -267,6 +299,11 @@ def _template(said: dict[str, Any], path: str, tenant: TenantPolicy) -> dict[str
         forged = _RESERVED & marks.keys()
         if forged:
             return Rejected(f"{min(forged)} is written by Drystone", f"{path}.metadata.{group}")
+        own = _OF_THE_JOB & marks.keys()
+        if own:
+            return Rejected(f"{min(own)} is said of the job, not of its pods", f"{path}.metadata.{group}")
+        if group == "labels" and marks.get(keys.PRIORITY_LABEL, priority) in keys.PRIORITY_WORDS.keys() - {priority}:
+            return Rejected("another priority than the job's", f"{path}.metadata.labels.{keys.PRIORITY_LABEL}")
         marked = insecure_annotations(marks) if group == "annotations" else None
         if marked is not None:
             return Rejected(marked.reason, f"{path}.metadata.{marked.path}")

@@ -7,6 +7,7 @@ secrets are never repeated.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -131,7 +132,10 @@ def read_settings(kind: type[S]) -> S:
     except ValidationError as error:
         raise WrongSettings(_sentence(error)) from None
     except SettingsError as error:
-        raise WrongSettings(f"The settings cannot be read: {error}.") from None
+        field = re.search(r'field "(\w+)"', str(error))
+        raise WrongSettings(
+            f"{PREFIX}{field[1].upper()} is no JSON." if field else f"The settings cannot be read: {error}."
+        ) from None
 
 
 def _sentence(error: ValidationError) -> str:
@@ -140,5 +144,6 @@ def _sentence(error: ValidationError) -> str:
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if not first["loc"]:
         return f"{message}{more}."
-    name = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
+    field, *within = first["loc"]
+    name = f"{PREFIX}{str(field).upper()}" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in within)
     return f"{name}: {message[:1].lower()}{message[1:]}{more}."

@@ -15,7 +15,15 @@ import structlog
 
 from libs.bus.port import Bus, BusUnavailable, Incoming, Outgoing
 from libs.contracts.events import DeadLetter, EventType, JobChanged, JobStatus
-from libs.contracts.submission import CancelJob, Rejected, Submission, TenantPolicy, parse_cancel, parse_submit
+from libs.contracts.submission import (
+    CancelJob,
+    Rejected,
+    Submission,
+    TenantPolicy,
+    foreign_queues,
+    parse_cancel,
+    parse_submit,
+)
 from libs.contracts.topics import DEAD_LETTERS, STATUS, TASKS
 from libs.domain.jobs import Phase, partition_of
 from libs.kube import trainingjobs, writes
@@ -54,6 +62,7 @@ class JobEvents:
         self._settings = settings
         self._known = known
         self._tenants = {tenant.topic: tenant for tenant in settings.tenants}
+        self._foreign = {tenant.name: foreign_queues(tenant, settings.tenants) for tenant in settings.tenants}
         self._pending = PendingJobs(kube, clock)
 
     async def serve(self, record: Incoming) -> None:
@@ -78,7 +87,7 @@ class JobEvents:
             else:
                 await self._cancel(record, tenant, cancel)
         elif record.type == EventType.JOB_SUBMIT:
-            submission = parse_submit(record.value, tenant)
+            submission = parse_submit(record.value, tenant, self._foreign[tenant.name])
             if isinstance(submission, Rejected):
                 await self._reject(record, tenant, submission)
             else:

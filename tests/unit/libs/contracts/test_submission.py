@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.submission import Rejected, Submission, TenantPolicy, job_id, parse_cancel, parse_submit
+from libs.contracts.submission import (
+    Rejected,
+    Submission,
+    TenantPolicy,
+    foreign_queues,
+    job_id,
+    parse_cancel,
+    parse_submit,
+)
 
 TEAM = TenantPolicy(
     name="vision", topic="drystone.jobs.vision", namespaces=("vision", "vision-dev"), queue="org/vision"
@@ -62,6 +70,27 @@ def test_the_same_words_in_another_order_are_the_same_job() -> None:
         (job(roles=[{"replicas": 20_000, "template": {"image": "i"}}]), "roles"),
         (with_template({"spec": {"hostNetwork": True}}), "roles.0.template.spec.hostNetwork"),
         (with_template({"spec": {}, "metadata": {"annotations": FORGED}}), "roles.0.template.metadata.annotations"),
+        *(
+            (with_template({"spec": {}, "metadata": {group: {key: "x"}}}), f"roles.0.template.metadata.{group}")
+            for group in ("labels", "annotations")
+            for key in (
+                "drystone.dev/queue",
+                "drystone.dev/job",
+                "drystone.dev/gang-min",
+                "kai.scheduler/queue",
+                "kueue.x-k8s.io/queue-name",
+                "scheduling.x-k8s.io/pod-group",
+                "pod-group-name",
+            )
+        ),
+        *(
+            (with_template({"spec": {}, "metadata": {key: said}}), f"roles.0.template.metadata.{key}")
+            for key, said in (("namespace", "finance"), ("ownerReferences", []), ("finalizers", ["x/y"]), ("name", "n"))
+        ),
+        (
+            with_template({"spec": {}, "metadata": {"labels": {"priority": "high"}}}),
+            "roles.0.template.metadata.labels.priority",
+        ),
     ],
 )
 def test_what_is_not_the_tenants_to_say_is_refused_by_its_path(said: object, path: str) -> None:
@@ -69,6 +98,75 @@ def test_what_is_not_the_tenants_to_say_is_refused_by_its_path(said: object, pat
     assert isinstance(refused, Rejected)
     assert refused.path == path
     assert refused.id == "train-1"
+
+
+def test_labels_of_the_users_own_pass() -> None:
+    spec = {
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": "main",
+                "image": "i",
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    }
+    labels = {"app": "train", "priority": "normal", "team": "vision"}
+    template = {"metadata": {"labels": labels, "creationTimestamp": None}, "spec": spec}
+    assert isinstance(submit(with_template(template)), Submission)
+    template["metadata"] = {"labels": {"priority": "1 of 3"}}  # no word of ours
+    assert isinstance(submit(with_template(template)), Submission)
+
+
+class TestQueuesOfOthers:
+    """A tenant without a queue of its own may name any that is nobody else's."""
+
+    tenants = (
+        TenantPolicy(name="open", topic="open", namespaces=("open",)),
+        TenantPolicy(name="vision", topic="vision", namespaces=("vision",), queue="org/vision"),
+        TenantPolicy(name="robots", topic="robots", namespaces=("robots",), queue="org/vision/robots"),
+        TenantPolicy(name="org", topic="org", namespaces=("org",), queue="org"),
+        TenantPolicy(name="twin", topic="twin", namespaces=("twin",), queue="org/vision"),
+    )
+
+    @pytest.mark.parametrize(
+        ("tenant", "queue", "taken"),
+        [
+            ("open", "spare", True),
+            ("open", "organic", True),
+            ("open", "org", False),
+            ("open", "org/vision/robots", False),
+            ("vision", "org/vision", True),
+            ("vision", "org/vision/x", True),
+            ("vision", "org/vision/robots", False),
+            ("vision", "org/vision/robots/arm", False),
+            ("robots", "org/vision/robots/arm", True),
+            ("robots", "org/vision", False),
+            ("org", "org/other", True),
+            ("org", "org/vision", False),
+            ("twin", "org/vision", True),  # two that were given one queue share it
+        ],
+    )
+    def test_a_queue_belongs_to_the_tenant_that_has_it_closest(self, tenant: str, queue: str, taken: bool) -> None:
+        policy = next(t for t in self.tenants if t.name == tenant)
+        raw = json.dumps(job(queue=queue)).encode()
+        assert isinstance(parse_submit(raw, policy, foreign_queues(policy, self.tenants)), Submission) is taken
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"topic": "drystone.plans"}, "between Drystone's services"),
+        ({"topic": "no topic"}, "topic"),
+        ({"namespaces": ("drystone-system",)}, "the namespace drystone-system is the system's"),
+        ({"namespaces": ("a", "kube-system")}, "the namespace kube-system is the system's"),
+        ({"namespaces": ("Not A Name",)}, "namespaces"),
+        ({"namespaces": ()}, "namespaces"),
+    ],
+)
+def test_a_tenant_cannot_be_given_what_is_the_systems(said: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        TenantPolicy(**said)
 
 
 def test_the_id_is_read_off_events_that_are_no_jobs() -> None:

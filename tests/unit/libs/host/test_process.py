@@ -13,6 +13,7 @@ from libs.host import process
 from libs.host.parts import Parts, not_opened
 from libs.host.settings import CommonSettings, WrongSettings, read_settings
 from libs.runtime.lifecycle import Health
+from services.watcher.settings import WatcherSettings
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,25 @@ def test_a_wrong_setting_is_one_sentence(monkeypatch: pytest.MonkeyPatch, name: 
         read_settings(CommonSettings)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("research", "DRYSTONE_TENANTS is no JSON."),
+        (
+            '[{"topic": "drystone.plans"}]',
+            "DRYSTONE_TENANTS[0]: the topic drystone.plans is between Drystone's services.",
+        ),
+        ('[{}, {"name": "B"}]', "DRYSTONE_TENANTS[1].name: string should match pattern"),
+        ('[{"name": "a"}, {"name": "b"}]', "DRYSTONE_TENANTS: the topic drystone.jobs belongs to two tenants."),
+    ],
+)
+def test_a_wrong_tenant_is_named_by_its_place(monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
+    monkeypatch.setenv("DRYSTONE_TENANTS", value)
+    with pytest.raises(WrongSettings) as refused:
+        read_settings(WatcherSettings)
+    assert str(refused.value).startswith(words)
 
 
 def test_secrets_are_not_in_what_settings_print(monkeypatch: pytest.MonkeyPatch) -> None:
