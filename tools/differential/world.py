@@ -15,7 +15,23 @@ Object = dict[str, Any]
 ZONES: Final = ("z1", "z2", "z3")
 RACKS: Final = ("r1", "r2", "r3", "r4")
 APPS: Final = ("a", "b", "c")
+#: Nothing that runs has it: whoever asks for it near is the first of its group.
+FIRST: Final = "d"
 TIERS: Final = ("front", "back")
+#: What a pod that asks for a node is about: one to three of these, so that each rule decides often, and all are met
+#: together as well.
+TOPICS: Final = (
+    "room",
+    "devices",
+    "init",
+    "level",
+    "network",
+    "tolerations",
+    "selector",
+    "node-affinity",
+    *("affinity", "affinity", "anti-affinity", "spread", "spread", "spread"),
+    "gates",
+)
 TEAMS: Final = ("red", "blue")
 KEYS: Final = ("topology.kubernetes.io/zone", "rack", "kubernetes.io/hostname")
 FPGA: Final = "example.com/fpga"
@@ -77,7 +93,7 @@ class _Maker:
                 {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space, "labels": labels}}
             )
         made.nodes = [self._node(f"{self._name}-n{n}") for n in range(rng.randint(5, 12))]
-        for n in range(rng.randint(0, 25)):
+        for n in range(rng.choice([0, 8, 15, 25, 35])):
             pod = self._pod(f"run-{n}", asks=False)
             node = rng.choice(made.nodes)
             self._bind(pod, node)
@@ -87,7 +103,7 @@ class _Maker:
                 made.statuses[place] = {"phase": rng.choice(["Succeeded", "Failed"])}
             elif self._odds(0.2):
                 made.statuses[place] = self._resized(pod)
-            elif self._odds(0.08):
+            elif self._odds(0.2):
                 made.ending.append(place)
         made.asking = [self._pod(f"ask-{n}", asks=True) for n in range(cases)]
         return made
@@ -108,7 +124,7 @@ class _Maker:
         amounts = {
             "cpu": rng.choice(["2", "4", "7500m", "16"]),
             "memory": rng.choice(["2Gi", "4Gi", "6000Mi", "16Gi"]),
-            "pods": rng.choice(["2", "5", "20", "110"]),
+            "pods": rng.choice(["4", "8", "20", "110"]),
             "ephemeral-storage": rng.choice(["1Gi", "20Gi"]),
         }
         if self._odds(0.3):
@@ -122,7 +138,7 @@ class _Maker:
             self._gpus[name] = list(range(gpus))
         self._names.append(name)
         spec: Object = {}
-        if self._odds(0.3):
+        if self._odds(0.25):
             spec["taints"] = rng.sample(TAINTS, rng.randint(1, 2))
         if self._odds(0.12):
             spec["unschedulable"] = True
@@ -142,48 +158,68 @@ class _Maker:
 
     def _pod(self, name: str, *, asks: bool) -> Object:
         rng = self._rng
+        about = set(rng.sample(TOPICS, rng.choice([1, 1, 2, 3]))) if asks else set()
+
+        def odds(topic: str, rarely: float) -> bool:
+            return topic in about or self._odds(rarely if not asks else rarely / 5)
+
         labels = {}
         if self._odds(0.85):
-            labels["app"] = rng.choice(APPS)
+            labels["app"] = rng.choice((*APPS, FIRST) if asks else APPS)
         if self._odds(0.5):
             labels["tier"] = rng.choice(TIERS)
         spec: Object = {
-            "containers": [self._container(f"c{n}", asks=asks) for n in range(rng.choice([1, 1, 1, 2]))],
+            "containers": [
+                self._container(f"c{n}", room="room" in about, devices=odds("devices", 0.3))
+                for n in range(rng.choice([1, 1, 1, 2]))
+            ],
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 600,
         }
-        if self._odds(0.2):
+        if odds("init", 0.2):
             spec["initContainers"] = [self._init(f"i{n}") for n in range(rng.randint(1, 3))]
-        if self._odds(0.1):
+        if odds("room", 0.1) and self._odds(0.5):
             spec["runtimeClassName"] = RUNTIME_CLASS
-        if self._odds(0.1):
+        if odds("level", 0.1):
             spec["resources"] = {
                 rng.choice(["requests", "limits"]): {
                     "cpu": rng.choice(["3", "6"]),
                     "memory": rng.choice(["1Gi", "5Gi"]),
                 }
             }
-        if self._odds(0.07):
+        if odds("network", 0.05) and self._odds(0.4):
             spec["hostNetwork"] = True
-        if self._odds(0.3):
+        if odds("network", 0.0):
+            spec["containers"][0]["ports"] = [self._port()]
+        if odds("tolerations", 0.3) or (asks and self._odds(0.3)):
             spec["tolerations"] = [self._toleration() for _ in range(rng.randint(1, 2))]
         affinity: Object = {}
-        if asks and self._odds(0.3):
+        if odds("node-affinity", 0.0):
             affinity["nodeAffinity"] = self._node_affinity()
-        if asks and self._odds(0.25):
+        if odds("affinity", 0.0):
             affinity["podAffinity"] = self._pod_affinity()
-        if self._odds(0.25):
+            if self._odds(0.3):
+                # The first of a group: near to its likes, of which there are none yet.
+                labels["app"] = FIRST
+                terms = affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+                for term in terms:
+                    term["labelSelector"] = {"matchLabels": {"app": FIRST}}
+                    for key in ("matchLabelKeys", "mismatchLabelKeys"):
+                        term.pop(key, None)
+        if odds("anti-affinity", 0.2):
             affinity["podAntiAffinity"] = self._pod_affinity()
         if affinity:
             spec["affinity"] = affinity
+        if "devices" in about and self._odds(0.6):
+            spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = rng.choice(["1", "2", "4"])
         if asks:
-            if self._odds(0.2):
+            if odds("selector", 0.0):
                 key, values = rng.choice([("disk", ("ssd", "hdd", "")), (KEYS[0], ZONES), ("rack", RACKS)])
                 spec["nodeSelector"] = {key: rng.choice(values)}
-            if self._odds(0.3):
+            if odds("spread", 0.0):
                 keys = rng.sample(KEYS, rng.choice([1, 1, 2]))
                 spec["topologySpreadConstraints"] = [self._spread(key) for key in keys]
-            if self._odds(0.04):
+            if "gates" in about and self._odds(0.5):
                 spec["schedulingGates"] = [{"name": "example.com/wait"}]
         return {
             "apiVersion": "v1",
@@ -216,23 +252,25 @@ class _Maker:
             limits["nvidia.com/gpu"] = str(count)
             pod["metadata"]["annotations"]["drystone.dev/gpus"] = ",".join(map(str, taken))
 
-    def _container(self, name: str, *, asks: bool) -> Object:
+    def _container(self, name: str, *, room: bool = False, devices: bool = False) -> Object:
         rng = self._rng
         requests = {}
         if self._odds(0.8):
-            requests["cpu"] = rng.choice(["100m", "500m", "1", "2500m"] if asks else ["0", "100m", "500m"])
+            requests["cpu"] = rng.choice(["500m", "1", "2500m", "4"] if room else ["0", "100m", "500m"])
         if self._odds(0.7):
-            requests["memory"] = rng.choice(["64Mi", "512Mi", "1Gi", "3Gi"] if asks else ["64Mi", "512Mi"])
-        if self._odds(0.15):
+            requests["memory"] = rng.choice(["512Mi", "1Gi", "3Gi", "5000Mi"] if room else ["64Mi", "512Mi"])
+        if room and self._odds(0.3):
             requests["ephemeral-storage"] = rng.choice(["100Mi", "900Mi", "5Gi"])
         limits: dict[str, str] = {}
-        if self._odds(0.12):
-            limits[FPGA] = rng.choice(["1", "2"])
-        if self._odds(0.06):
-            limits["hugepages-2Mi"] = rng.choice(["32Mi", "128Mi"])
-            requests.setdefault("cpu", "100m")
-        if asks and self._odds(0.15):
-            limits["nvidia.com/gpu"] = rng.choice(["1", "2", "4"])
+        if devices:
+            match rng.randrange(3):
+                case 0:
+                    limits[FPGA] = rng.choice(["1", "2"])
+                case 1:
+                    limits["hugepages-2Mi"] = rng.choice(["32Mi", "128Mi"])
+                    requests.setdefault("cpu", "100m")
+                case _:
+                    requests["ephemeral-storage"] = rng.choice(["300Mi", "900Mi"])
         if self._odds(0.1):
             limits["cpu"] = requests.pop("cpu", "1")
         made: Object = {
@@ -240,16 +278,20 @@ class _Maker:
             "image": "train:1",
             "resources": {"requests": requests, "limits": limits},
         }
-        if self._odds(0.15):
-            port: Object = {"containerPort": rng.choice([80, 443, 8080]), "protocol": rng.choice(["TCP", "UDP"])}
-            port["hostPort"] = port["containerPort"]
-            if self._odds(0.4):
-                port["hostIP"] = rng.choice(["10.0.0.1", "10.0.0.2", "0.0.0.0"])
-            made["ports"] = [port]
+        if self._odds(0.1):
+            made["ports"] = [self._port()]
         return made
 
+    def _port(self) -> Object:
+        rng = self._rng
+        port: Object = {"containerPort": rng.choice([80, 443, 8080]), "protocol": rng.choice(["TCP", "UDP"])}
+        port["hostPort"] = port["containerPort"]
+        if self._odds(0.5):
+            port["hostIP"] = rng.choice(["10.0.0.1", "10.0.0.2", "0.0.0.0"])
+        return port
+
     def _init(self, name: str) -> Object:
-        made = self._container(name, asks=False)
+        made = self._container(name)
         if self._odds(0.5):
             made["restartPolicy"] = "Always"
         if self._odds(0.4):
