@@ -6,8 +6,6 @@ Both are read while they change, so a difference counts only if a second read af
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from pathlib import Path
 
 from cli.access import ledger, with_cluster
 from cli.errors import CommandError
+from cli.out import say, show
 from libs.domain.nodes import Node
 from libs.domain.queues import ancestors
 from libs.domain.resources import WHOLE
@@ -201,9 +200,9 @@ def check(kubeconfig: Path | None, redis: str, as_json: bool) -> int:
     found = with_cluster(kubeconfig, body)
     if as_json:
         rows = [{"law": v.law, "about": v.about, "detail": v.detail} for v in found]
-        sys.stdout.write(json.dumps({"broken": rows}, indent=2) + "\n")
+        show({"broken": rows})
     else:
         for v in found:
-            sys.stdout.write(f"{v.law}: {v.about}: {v.detail}\n")
-        sys.stdout.write(f"{len(found)} laws broken\n" if found else "all laws hold\n")
+            say(f"{v.law}: {v.about}: {v.detail}")
+        say(f"{len(found)} laws broken" if found else "all laws hold")
     return 1 if found else 0

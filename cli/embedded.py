@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from rich.table import Table
 from cli import workload
 from cli.errors import CommandError
 from cli.gpus import Measured, SimulatedPrometheus
+from cli.out import show
 from libs.bus.memory import MemoryBus
 from libs.domain import keys
 from libs.host.parts import Parts
@@ -128,7 +128,7 @@ def replay(*, seconds: float, tasks: int, as_json: bool) -> int:
     except WrongSettings as error:
         raise CommandError(str(error)) from None
     if as_json:
-        sys.stdout.write(json.dumps(summary, indent=2) + "\n")
+        show(summary)
     else:
         _print(summary)
     return 0 if summary["tasks placed"] == summary["tasks"] and not summary["refused by kubelets"] else 1

@@ -17,9 +17,10 @@ import msgspec
 import yaml
 
 from cli.access import kafka as kafka_as_caller
-from cli.access import refused, with_cluster
+from cli.access import kubeconfig_path, own_namespace, refused, with_cluster
 from cli.errors import CommandError
 from cli.jobview import Group, find, groups_of
+from cli.out import say, show
 from libs.bus.entry import account, why_not
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import BusMisconfigured, BusUnavailable, Outgoing
@@ -35,83 +36,111 @@ from libs.kube.outcomes import Outcome, classify
 from libs.kube.port import Kube
 
 _FIELDS: Final = f"spec.schedulerName={keys.SCHEDULER_NAME}"
+#: Stands for the tenant's first namespace where an event names none.
+_ANY: Final = "default"
 _TENANT_LABEL: Final = f"{keys.GROUP}/tenant"
 
 
-def submit(file: Path, kafka: bool, bootstrap: str, topic: str, namespace: str, kubeconfig: Path | None) -> int:
+def submit(
+    file: Path,
+    *,
+    kafka: tuple[str, str] | None = None,
+    namespace: str = "",
+    kubeconfig: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """With `kafka` (bootstrap servers, topic) as an event. The file's namespace stands before the option's, and that
+    before the kubeconfig's; an event that names none goes where the topic's tenant has its first."""
     said = _read(file)
-    into = said.get("namespace") or namespace
-    raw = msgspec.json.encode(said)
+    if not said.get("namespace"):
+        into = namespace or ("" if kafka else own_namespace(kubeconfig_path(kubeconfig)))
+        said = {**said, "namespace": into} if into else said
+    into = said.get("namespace") or _ANY
     try:
         # The API server enforces what the namespace may do; what no event could ask for is refused here already.
         tenant = TenantPolicy(name=into, namespaces=(into,), pod_security="baseline")
     except ValueError:
-        raise CommandError(f"{into!r} is no name of a namespace") from None
+        raise CommandError(f"{into!r} is no name of a namespace for jobs") from None
+    raw = msgspec.json.encode(said)
     submission = parse_submit(raw, tenant)
     if isinstance(submission, Rejected):
         raise CommandError(f"{file}: {submission}")
+    row: dict[str, Any]
     if kafka:
+        bootstrap, topic = kafka
         asyncio.run(_publish(bootstrap, topic, submission.id, raw))
-        _say(f"{submission.id}: published on {topic}")
-        return 0
-    name, again = with_cluster(kubeconfig, lambda kube, _own: _create(kube, tenant.name, submission))
-    _say(f"{submission.namespace}/{name}: {'already submitted' if again else 'submitted'}")
+        row = {"id": submission.id, "topic": topic}
+        words = f"{submission.id}: published on {topic}"
+    else:
+        name, again = with_cluster(kubeconfig, lambda kube, _own: _create(kube, tenant.name, submission))
+        row = {"id": submission.id, "namespace": submission.namespace, "name": name, "new": not again}
+        words = f"{submission.namespace}/{name}: {'already submitted' if again else 'submitted'}"
+    if as_json:
+        show(row)
+    else:
+        say(words)
     return 0
 
 
-def cancel(job: str, kubeconfig: Path | None) -> int:
-    async def body(kube: Kube, own: str) -> str:
-        namespace, name = _target(job, own)
-        view = await _object(kube, namespace, name)
+def cancel(job: str, *, namespace: str = "", kubeconfig: Path | None = None, as_json: bool = False) -> int:
+    async def body(kube: Kube, own: str) -> tuple[str, str]:
+        space, name = _target(job, namespace, own)
+        view = await _object(kube, space, name)
         if view is None:
-            raise CommandError(f"there is no TrainingJob {namespace}/{name}")
-        answer = await writes.delete_trainingjob(kube, namespace, view.name, view.uid)
+            raise CommandError(f"there is no TrainingJob {space}/{name}")
+        answer = await writes.delete_trainingjob(kube, space, view.name, view.uid)
         if classify(answer) not in (Outcome.DONE, Outcome.GONE):
-            raise CommandError(refused(f"{namespace}/{view.name} was not cancelled", answer))
-        return f"{namespace}/{view.name}"
+            raise CommandError(refused(f"{space}/{view.name} was not cancelled", answer))
+        return space, view.name
 
-    _say(f"{with_cluster(kubeconfig, body)}: cancelled")
+    space, name = with_cluster(kubeconfig, body)
+    if as_json:
+        show({"namespace": space, "name": name, "cancelled": True})
+    else:
+        say(f"{space}/{name}: cancelled")
     return 0
 
 
-def status(job: str, kubeconfig: Path | None, as_json: bool) -> int:
+def status(job: str = "", *, namespace: str = "", kubeconfig: Path | None = None, as_json: bool = False) -> int:
+    """Without a job: all of the namespace, or of all namespaces where none is named."""
+
     async def body(kube: Kube, own: str) -> list[Group]:
         if not job:
-            return await _groups(kube, "", own)
-        namespace, name = _target(job, own)
-        return [_found(await _groups(kube, namespace, own), namespace, name)]
+            return await _groups(kube, namespace, own)
+        space, name = _target(job, namespace, own)
+        return [_found(await _groups(kube, space, own), space, name)]
 
     found = with_cluster(kubeconfig, body)
     if as_json:
-        _say(json.dumps([group.row() for group in found], indent=2))
+        show([group.row() for group in found])
     elif not found:
-        _say("no jobs")
+        say("no jobs")
     else:
         head = ("JOB", "PHASE", "TASKS", "REASON", "MESSAGE")
         rows = [(g.title, g.phase, f"{g.bound}/{g.total}", g.reason or "-", g.message or "-") for g in found]
         widths = [max(len(row[n]) for row in (head, *rows)) for n in range(4)]
         for row in (head, *rows):
-            _say("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip())
+            say("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip())
     return 0
 
 
-def why(job: str, kubeconfig: Path | None, as_json: bool) -> int:
+def why(job: str, *, namespace: str = "", kubeconfig: Path | None = None, as_json: bool = False) -> int:
     async def body(kube: Kube, own: str) -> Group:
-        namespace, name = _target(job, own)
-        return _found(await _groups(kube, namespace, own), namespace, name)
+        space, name = _target(job, namespace, own)
+        return _found(await _groups(kube, space, own), space, name)
 
     group = with_cluster(kubeconfig, body)
     if as_json:
-        _say(json.dumps(group.record(), indent=2))
+        show(group.record())
         return 0
-    _say(f"{group.title}: {group.phase}, {group.bound} of {group.total} tasks bound")
+    say(f"{group.title}: {group.phase}, {group.bound} of {group.total} tasks bound")
     if group.reason or group.message:
-        _say(f"  {group.reason}: {group.message}" if group.message else f"  {group.reason}")
+        say(f"  {group.reason}: {group.message}" if group.message else f"  {group.reason}")
     for task in group.placed:
         gpus = f", GPUs {task.gpus}" if task.gpus else ""
-        _say(f"  {task.name}: {task.phase} on {task.node}{gpus}")
+        say(f"  {task.name}: {task.phase} on {task.node}{gpus}")
     if group.waits and not group.reason:
-        _say("  nothing has been said about it yet: it was just created, or no Drystone decides here")
+        say("  nothing has been said about it yet: it was just created, or no Drystone decides here")
     return 0
 
 
@@ -194,14 +223,16 @@ async def _partitions(settings: KafkaSettings, topic: str) -> int:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _target(job: str, own: str) -> tuple[str, str]:
-    """(namespace, name) of NAME or NAMESPACE/NAME."""
-    namespace, slash, name = job.partition("/")
+def _target(job: str, namespace: str, own: str) -> tuple[str, str]:
+    """(namespace, name) of NAME or NAMESPACE/NAME; `namespace` was named by an option, `own` is the kubeconfig's."""
+    space, slash, name = job.partition("/")
     if not slash:
-        namespace, name = own, job
-    if not namespace or not name:
+        space, name = namespace or own, job
+    if not space or not name:
         raise CommandError(f"{job!r} is neither NAME nor NAMESPACE/NAME")
-    return namespace, name
+    if namespace and namespace != space:
+        raise CommandError(f"{job} is not in the namespace {namespace}")
+    return space, name
 
 
 async def _object(kube: Kube, namespace: str, name: str) -> trainingjobs.TrainingJobView | None:
@@ -231,7 +262,3 @@ def _found(groups: list[Group], namespace: str, name: str) -> Group:
     if group is None:
         raise CommandError(f"there is no job, gang or pod of Drystone's named {namespace}/{name}")
     return group
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")

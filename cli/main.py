@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.errors import CommandError
+from cli.out import fail
 from cli.simulate import simulate_app
 
 app = typer.Typer(
@@ -26,8 +27,9 @@ app.add_typer(simulate_app, name="simulate")
 
 SERVICES = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
 
-Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; else $KUBECONFIG, else ~/.kube/config.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace; else the kubeconfig's.")]
 StackDir = Annotated[Path, typer.Option("--dir", help="Where the stack keeps its state.")]
 DEFAULT_STACK = Path("var/stack")
 
@@ -71,47 +73,56 @@ def submit(
     kafka: Annotated[bool, typer.Option("--kafka", help="Publish the event instead of making the object.")] = False,
     bootstrap: Annotated[str, typer.Option(envvar="DRYSTONE_KAFKA_BOOTSTRAP")] = "127.0.0.1:9092",
     topic: Annotated[str, typer.Option(help="Tenant's job topic, with --kafka.")] = "drystone.jobs",
-    namespace: Annotated[str, typer.Option(help="Namespace, where the file names none.")] = "default",
+    namespace: Namespace = "",
     kubeconfig: Kubeconfig = None,
+    as_json: Json = False,
 ) -> None:
     """Submit a job, through the Kubernetes API as yourself, or with --kafka as an event."""
     from cli.jobs import submit as run_submit
 
-    raise typer.Exit(run_submit(file, kafka, bootstrap, topic, namespace, kubeconfig))
+    to = (bootstrap, topic) if kafka else None
+    raise typer.Exit(run_submit(file, kafka=to, namespace=namespace, kubeconfig=kubeconfig, as_json=as_json))
 
 
 @app.command()
 def cancel(
-    job: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME of the job object.")], kubeconfig: Kubeconfig = None
+    job: Annotated[
+        str, typer.Argument(help="NAME or NAMESPACE/NAME of the job object, or the id it was submitted with.")
+    ],
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    as_json: Json = False,
 ) -> None:
     """Cancel a job: its object is deleted, its pods follow."""
     from cli.jobs import cancel as run_cancel
 
-    raise typer.Exit(run_cancel(job, kubeconfig))
+    raise typer.Exit(run_cancel(job, namespace=namespace, kubeconfig=kubeconfig, as_json=as_json))
 
 
 @app.command()
 def status(
     job: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME; all jobs without it.")] = "",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Only this namespace.")] = "",
     kubeconfig: Kubeconfig = None,
     as_json: Json = False,
 ) -> None:
     """State of one job or of all: phase, tasks bound, reason."""
     from cli.jobs import status as run_status
 
-    raise typer.Exit(run_status(job, kubeconfig, as_json))
+    raise typer.Exit(run_status(job, namespace=namespace, kubeconfig=kubeconfig, as_json=as_json))
 
 
 @app.command()
 def why(
     job: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME of a job, gang or pod.")],
+    namespace: Namespace = "",
     kubeconfig: Kubeconfig = None,
     as_json: Json = False,
 ) -> None:
     """Why a job waits: nodes counted per reason, and what would help."""
     from cli.jobs import why as run_why
 
-    raise typer.Exit(run_why(job, kubeconfig, as_json))
+    raise typer.Exit(run_why(job, namespace=namespace, kubeconfig=kubeconfig, as_json=as_json))
 
 
 @app.command()
@@ -187,5 +198,5 @@ def main() -> None:
     try:
         app()
     except CommandError as error:
-        sys.stderr.write(f"drystone: {error}\n")
+        fail(str(error), as_json="--json" in sys.argv)
         raise SystemExit(1) from None

@@ -6,19 +6,18 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
+from cli.errors import CommandError
+from cli.out import say
 from tools.fleet import Fleet
 from tools.load import apply_base, create_topics
 from tools.stack import Stack, StackError, StackInfo
 
 
 def up(directory: Path, *, services: bool) -> int:
-    from cli.errors import CommandError
-
     try:
-        info = Stack(directory, report=_say).up(detached=True)
+        info = Stack(directory, report=say).up(detached=True)
         apply_base(info)
         create_topics(info)
     except StackError as error:
@@ -30,23 +29,19 @@ def up(directory: Path, *, services: bool) -> int:
 
 
 def down(directory: Path) -> int:
-    from cli.errors import CommandError
-
     noted = directory / "services" / "fleet.json"
     if noted.exists():
         for row in json.loads(noted.read_text()):
             _end(row["pid"], row["name"])
         noted.unlink()
     try:
-        Stack.attach(directory, report=_say).down()
+        Stack.attach(directory, report=say).down()
     except StackError as error:
         raise CommandError(str(error)) from error
     return 0
 
 
 def status(directory: Path) -> int:
-    from cli.errors import CommandError
-
     try:
         _print(StackInfo.load(directory))
     except StackError as error:
@@ -79,11 +74,6 @@ def _print(info: StackInfo) -> None:
         "processes": ", ".join(f"{part} {pid}" for part, pid in info.pids.items()) or "none",
     }
     for name, value in rows.items():
-        _say(f"{name:<12} {value}")
-    _say(f"\nexport KUBECONFIG={info.kubeconfig}")
-    _say(f"export DRYSTONE_KAFKA_BOOTSTRAP={info.kafka_bootstrap} DRYSTONE_REDIS_URL={info.redis_url}")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+        say(f"{name:<12} {value}")
+    say(f"\nexport KUBECONFIG={info.kubeconfig}")
+    say(f"export DRYSTONE_KAFKA_BOOTSTRAP={info.kafka_bootstrap} DRYSTONE_REDIS_URL={info.redis_url}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from cli.access import kafka
 from cli.acls import allow, service_rules
 from cli.errors import CommandError
+from cli.out import say
 from libs.bus.admin import Drift, ensure_topics
 from libs.bus.port import BusMisconfigured, BusUnavailable
 from libs.contracts.access import Rule
@@ -20,12 +20,12 @@ def check(bootstrap: str, *, create: bool, replicas: int, allow_prefix: str | No
         drift = asyncio.run(_ensure(bootstrap, create=create, replicas=replicas))
         if allow_prefix is not None:
             for rule in asyncio.run(_allow(bootstrap, allow_prefix)):
-                sys.stdout.write(f"{rule}\n")
+                say(str(rule))
     except (BusUnavailable, BusMisconfigured) as fault:
         raise CommandError(str(fault)) from None
     for difference in drift:
-        sys.stdout.write(f"{difference}\n")
-    sys.stdout.write("topics differ\n" if drift else "topics are as they must be\n")
+        say(str(difference))
+    say("topics differ" if drift else "topics are as they must be")
     return 1 if drift else 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.errors import CommandError
-from cli.jobs import submit
+from cli.jobs import cancel, status, submit, why
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.port import Answer
 from libs.kube.trainingjobs import object_name
@@ -43,8 +43,8 @@ def said(tmp_path: Path, content: object) -> Path:
     return file
 
 
-def run(file: Path, namespace: str = "default") -> int:
-    return submit(file, False, "127.0.0.1:9092", "drystone.jobs", namespace, None)
+def run(file: Path, namespace: str = "") -> int:
+    return submit(file, namespace=namespace)
 
 
 def test_the_same_job_twice_is_one_and_another_under_its_id_is_refused(
@@ -70,6 +70,86 @@ def test_a_job_goes_where_its_file_says_before_where_the_option_says(
     run(said(tmp_path, job(namespace="named")), namespace="option")
     run(said(tmp_path, job()), namespace="option")
     assert [line.partition("/")[0] for line in capsys.readouterr().out.splitlines()] == ["named", "option"]
+
+
+@pytest.fixture
+def team(server: EmbeddedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedCluster:
+    """The caller's kubeconfig names a namespace, as `kubectl config set-context --current --namespace` leaves it."""
+    server.add_namespace("team")
+    server.add_namespace("other")
+    config = tmp_path / "config"
+    config.write_text("{current-context: c, contexts: [{name: c, context: {cluster: c, namespace: team}}]}")
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    return server
+
+
+def test_every_command_means_the_kubeconfigs_namespace_where_none_is_named(
+    team: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = object_name("team", "first")
+    run(said(tmp_path, job()))
+    status("first")
+    why("first")
+    cancel("first")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"team/{name}: submitted"
+    assert lines[2].startswith(f"team/{name}  Pending  0/2")
+    assert lines[3].startswith(f"team/{name}: Pending, 0 of 2 tasks bound")
+    assert lines[-1] == f"team/{name}: cancelled"
+
+
+def test_every_command_means_the_same_by_the_option(
+    team: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(said(tmp_path, job()), namespace="other")
+    status("first", namespace="other")
+    status(namespace="other")
+    why("first", namespace="other")
+    cancel("first", namespace="other")
+    assert not [line for line in capsys.readouterr().out.splitlines() if "team/" in line]
+    for command in (status, why, cancel):
+        with pytest.raises(CommandError, match="team/first"):
+            command("first")
+        with pytest.raises(CommandError, match="team/first is not in the namespace other"):
+            command("team/first", namespace="other")
+
+
+def test_all_jobs_are_those_of_all_namespaces_or_of_the_one_that_is_named(
+    team: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for namespace in ("team", "other"):
+        run(said(tmp_path, job()), namespace=namespace)
+    capsys.readouterr()
+    status(as_json=True)
+    status(namespace="other", as_json=True)
+    both, one = capsys.readouterr().out.split("]\n[")
+    assert {row["namespace"] for row in json.loads(both + "]")} == {"team", "other"}
+    assert {row["namespace"] for row in json.loads("[" + one)} == {"other"}
+
+
+def test_answers_for_programs(team: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, name = said(tmp_path, job()), object_name("team", "first")
+    for new in (True, False):
+        submit(file, as_json=True)
+        expected = {"id": "first", "namespace": "team", "name": name, "new": new}
+        assert json.loads(capsys.readouterr().out) == expected
+    cancel("first", as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"namespace": "team", "name": name, "cancelled": True}
+
+
+@pytest.mark.parametrize(("option", "expected"), [("", None), ("other", "other")])
+def test_an_event_names_the_namespace_only_if_the_caller_does(
+    team: EmbeddedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, expected: str | None
+) -> None:
+    """The tenant of the topic has its own first namespace, which the caller's kubeconfig knows nothing of."""
+    sent: list[bytes] = []
+
+    async def publish(_bootstrap: str, _topic: str, _key: str, raw: bytes) -> None:
+        sent.append(raw)
+
+    monkeypatch.setattr("cli.jobs._publish", publish)
+    submit(said(tmp_path, job()), kafka=("127.0.0.1:1", "drystone.jobs"), namespace=option)
+    assert json.loads(sent[0]).get("namespace") == expected
 
 
 @pytest.mark.parametrize(
@@ -121,6 +201,12 @@ def test_without_a_cluster_there_is_one_sentence_and_no_trace(tmp_path: Path) ->
     assert done.stderr.startswith("drystone: ")
     assert "does not answer" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_where_json_was_asked_for_a_fault_is_json_too(tmp_path: Path) -> None:
+    done = drystone("why", "job", "--json", KUBECONFIG=str(tmp_path / "config"))
+    assert done.returncode == 1
+    assert done.stderr == f"drystone: {json.loads(done.stdout)['error']}\n"
 
 
 def test_no_broker_gives_one_sentence(tmp_path: Path) -> None:
