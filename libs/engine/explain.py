@@ -3,7 +3,8 @@
 `more_nodes_help` answers what autoscalers ask: would further nodes *of kinds that the cluster has* take the task? True
 where some node would take it if it were empty and open. Also true where no node has the labels or the GPU model that
 are asked for (or there is no node at all): an autoscaler knows node groups that are scaled to zero, and simulates
-them. False where nodes of the right kind exist and are too small, for taints, for quotas and for pods not understood.
+them. False where nodes of the right kind exist and are too small, for taints, for quotas and for pods not understood,
+and where the pod has to be near others that do not run or that it could only join on their own node.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ FACTS = (Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.SPEC_CHANGED)
 _MISSING_KIND = frozenset({Reason.SELECTOR, Reason.AFFINITY, Reason.TOPOLOGY, Reason.GPU_MODEL})
 #: Reasons that end when a node's facts change, not when room is freed.
 _FACTUAL = frozenset({Reason.NOT_READY, Reason.CORDONED})
+#: Reasons that pods coming, leaving or changing labels can end.
+_OF_PODS = frozenset(
+    {Reason.EXTRA, Reason.PORTS, Reason.SPREAD, Reason.POD_AFFINITY, Reason.ANTI_AFFINITY, Reason.REPELLED}
+)
+
+#: The whole answer where nobody will read one.
+UNEXPLAINED = Verdict(Kind.NOT_NOW, message="no node takes it now", wakes_on=ROOM)
 
 
 def refusal(snapshot: Snapshot, view: Feasibility, task: str) -> Verdict:
@@ -49,13 +57,15 @@ def _refusal(snapshot: Snapshot, view: Feasibility) -> Verdict:
     reason = max(nodes if never else passing, key=lambda r: (nodes[r], -CODES.index(r)))
     ordered = sorted(nodes.items(), key=lambda item: (-item[1], item[0]))
     helps = _helps(snapshot, view.ask, nodes)
-    more = bool(view.slots().any()) or all(r in _MISSING_KIND for r in nodes)
+    more = view.more_nodes_help() or all(r in _MISSING_KIND or _unknown(snapshot, view.ask, r) for r in nodes)
     if never:
         wakes: tuple[Wake, ...] = FACTS
     else:
         wakes = ROOM if any(r not in _FACTUAL for r in passing) else (Wake.NODE_ADDED,)
         if len(nodes) > len(passing) or any(r in _FACTUAL for r in passing):
             wakes = (*wakes, Wake.NODE_CHANGED)
+        if not _OF_PODS.isdisjoint(passing):
+            wakes = (*wakes, Wake.PODS_CHANGED)
     text = f"0/{total} nodes fit: " + ", ".join(f"{n} {r}" for r, n in ordered)
     return Verdict(
         Kind.NEVER if never else Kind.NOT_NOW,
@@ -66,6 +76,14 @@ def _refusal(snapshot: Snapshot, view: Feasibility) -> Verdict:
         more,
         helps,
     )
+
+
+def _unknown(snapshot: Snapshot, ask: Ask, reason: Reason) -> bool:
+    """Whether a node is too small because no node has any of that resource: a kind that is missing, not a size."""
+    if reason is not Reason.EXTRA_TOTAL:
+        return False
+    held = {name for state in snapshot.states if state is not None for name in state.node.extra}
+    return any(name not in held for name, _ in ask.extra)
 
 
 def _say(text: str, helps: tuple[str, ...]) -> str:
@@ -93,12 +111,20 @@ def _helps(snapshot: Snapshot, ask: Ask, nodes: dict[Reason, int]) -> tuple[str,
         said.append(f"{nodes[Reason.NOT_READY]} nodes becoming ready")
     if Reason.GPU_FOREIGN in nodes:
         said.append("foreign GPU pods leaving")
+    said += _rules_help(ask, nodes)
     if said:
         return tuple(said)
     if Reason.TAINT in nodes:
         said.append("a toleration of the nodes' taints")
     if Reason.SELECTOR in nodes:
         said.append("nodes labelled " + ", ".join(f"{k}={v}" for k, v in ask.selector))
+    if Reason.AFFINITY in nodes:
+        said.append("nodes that the pod's node affinity asks for")
+    if Reason.TOPOLOGY in nodes and ask.rules is not None:
+        keys = {term.topology for term in ask.rules.affinity} | {term.topology for term in ask.rules.spread}
+        said.append("nodes labelled with " + " and ".join(sorted(keys)))
+    if Reason.EXTRA_TOTAL in nodes:
+        said.append("nodes with " + ", ".join(f"{n} of {name}" for name, n in ask.extra))
     if Reason.GPU_MODEL in nodes:
         said.append("nodes with GPU " + " or ".join(sorted(ask.models)))
     if Reason.GPU_TOTAL in nodes:
@@ -112,6 +138,21 @@ def _helps(snapshot: Snapshot, ask: Ask, nodes: dict[Reason, int]) -> tuple[str,
     if Reason.GPU_CLOSED in nodes:
         said.append("nodes whose GPUs are given out by index (no MIG, no time-slicing)")
     return tuple(said)
+
+
+def _rules_help(ask: Ask, nodes: dict[Reason, int]) -> list[str]:
+    said = []
+    if Reason.EXTRA in nodes:
+        said.append(", ".join(f"{n} of {name}" for name, n in ask.extra) + " free on one node")
+    if Reason.PORTS in nodes and ask.rules is not None:
+        said.append("host ports free: " + ", ".join(f"{p.port}/{p.protocol}" for p in ask.rules.ports))
+    if Reason.SPREAD in nodes:
+        said.append("room in the topology domains that hold fewer of these pods")
+    if Reason.POD_AFFINITY in nodes:
+        said.append("a pod running, with room near it, that the pod's affinity asks for")
+    if Reason.ANTI_AFFINITY in nodes or Reason.REPELLED in nodes:
+        said.append("room away from the pods that anti-affinity names")
+    return said
 
 
 def gang_room(fitted: int, missing: int, first: Verdict) -> Verdict:

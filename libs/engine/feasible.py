@@ -22,7 +22,7 @@ from libs.engine.filters import (
     static_codes,
 )
 from libs.engine.policies.base import Policy
-from libs.engine.snapshot import Columns, Ints, Snapshot
+from libs.engine.snapshot import Ints, Snapshot
 
 RANK_BITS: Final = 24
 RANK_MASK: Final = (1 << RANK_BITS) - 1
@@ -100,6 +100,8 @@ class Feasibility:
         if state is None or self.codes[row]:
             return -1
         ask = self.ask
+        if state.cpu < ask.cpu and ask.cpu:
+            return -1  # most rows that do not fit end here
         tight = state.tight(ask)
         if tight < 0:
             return -1
@@ -114,9 +116,9 @@ class Feasibility:
     def _score(self, rows: Ints | None) -> None:
         """Many rows (None: all) with numpy."""
         snapshot = self._snapshot
-        columns: Columns = snapshot.columns()
+        columns = everything = snapshot.columns()
         if rows is None:
-            rows = np.arange(snapshot.capacity, dtype=np.int64)
+            rows = columns.row
         else:
             columns = columns.take(rows)
         ask = self.ask
@@ -128,6 +130,13 @@ class Feasibility:
             fits &= columns.mem >= ask.mem
         if ask.count:
             fits &= ~columns.shut
+        fitting = np.flatnonzero(fits)
+        if 4 * len(fitting) < 3 * len(rows):
+            self.keys[rows] = -1
+            if not len(fitting):
+                return
+            rows, tight, fits = rows[fitting], tight[fitting], fits[fitting]
+            columns = everything.take(rows)
         total = np.zeros(len(rows), np.int64)
         for policy, weight in self._policies:
             total += weight * policy.many(columns, ask, tight)
@@ -162,6 +171,10 @@ class Feasibility:
     def admits(self, row: int) -> bool:  # noqa: ARG002
         """Whether rules beyond the node's own facts and its room let the task in."""
         return True
+
+    def more_nodes_help(self) -> bool:
+        """Whether some node would take the task if it were empty and open, so that another like it would."""
+        return bool(self.slots().any())
 
     def slots(self) -> Ints:
         """Tasks that each node would take if it were empty (see `filters.empty_slots`)."""

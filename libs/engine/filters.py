@@ -159,7 +159,8 @@ def device_fit(snapshot: Snapshot, columns: Columns, ask: Ask) -> tuple[Bools, I
         devices = devices & eligible(snapshot, columns, ask)
     if ask.milli:
         left = columns.milli - ask.milli
-        fits = devices & (left >= 0) & (columns.mib >= ask.milli * columns.dev_mib // WHOLE)
+        # The last comparison is MiB >= milli x device // WHOLE without its division, which is slow on matrices.
+        fits = devices & (left >= 0) & (columns.mib * WHOLE + (WHOLE - 1) >= ask.milli * columns.dev_mib)
     else:
         size = columns.dev_mib
         left = columns.milli - np.where(size > 0, ask.mib * WHOLE // np.maximum(size, 1), WHOLE)

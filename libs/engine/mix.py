@@ -10,7 +10,6 @@ another replica.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -68,7 +67,7 @@ class TypicalMix:
         """With `fixed` (requests and how often they come) the mix is that for ever."""
         self._counts: dict[str, dict[Shape, int]] = {}
         self._total = 0
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: dict[str, None] = {}
         self._due = 1
         self._shapes: dict[Request, Shape] = {}
         self.seen = 0
@@ -92,7 +91,7 @@ class TypicalMix:
             return
         known[key] = None
         if len(known) > REMEMBERED:
-            known.popitem(last=False)
+            del known[next(iter(known))]
         counts = self._counts.setdefault(job.head.tenant, {})
         for task in job.tasks:
             request = task.request

@@ -12,6 +12,7 @@ from libs.domain.jobs import Task
 from libs.domain.resources import Charge
 from libs.domain.usage import NodeUse
 from libs.domain.verdicts import FITS, Verdict
+from libs.engine import explain
 from libs.engine.api import EngineConfig, Placement
 from libs.engine.ask import Ask, AskKey, ask_key
 from libs.engine.draw import Draw
@@ -49,7 +50,7 @@ class Session:
         self._classes: dict[AskKey, Feasibility] = {}
         self._taken: dict[int, list[tuple[Charge, int]]] = {}
         self._given: set[int] = set()
-        self._placed: list[str] = []
+        self._placed: set[str] = set()
         self._marked: set[str] = set()
         self._uses = 0
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
@@ -105,6 +106,10 @@ class Session:
             self._fits = Verdict(kind=FITS.kind, policy="+".join(names))
         return self._fits
 
+    def refusal(self, view: Feasibility, task: Task) -> Verdict:
+        """Why the task fits no node now."""
+        return explain.refusal(self.snapshot, view, task.name) if self.config.explain else explain.UNEXPLAINED
+
     def charges(self, row: int) -> list[Charge]:
         """What is known to be on the node of a row: running pods, and what this pass placed."""
         state = self.snapshot.states[row]
@@ -132,7 +137,7 @@ class Session:
             if isinstance(op, Taken):
                 self._taken.setdefault(op.row, []).append((op.charge, 1))
                 if op.pod is not None:
-                    self._placed.append(op.pod.uid)
+                    self._placed.add(op.pod.uid)
             elif op.row >= 0:
                 self._given.add(op.row)
 
@@ -144,7 +149,12 @@ class Session:
     def stand(self, placement: Placement) -> None:
         """Other pods' rules see the task on its node until `settle`."""
         self.book.assume(placed(placement.task, placement.node))
-        self._placed.append(placement.task.id)
+        self._placed.add(placement.task.id)
+
+    def assume(self, task: Task, node: str) -> None:
+        """What was placed tentatively was accepted: it stays when the pass is settled."""
+        self._placed.discard(task.id)
+        self.book.assume(placed(task, node))
 
     def allowed(self, placement: Placement) -> bool:
         """Whether rules allow a task where it was placed tentatively, beside all others."""

@@ -8,6 +8,8 @@ of alike tasks one rescoring and nobody else anything.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -53,11 +55,21 @@ class Columns:
     shut: Bools
 
     def take(self, rows: Ints) -> Columns:
-        """The same columns for some rows only."""
-        part = Columns.__new__(Columns)
-        for name in Columns.__slots__:
-            setattr(part, name, getattr(self, name)[rows])
-        return part
+        """The same columns for some rows only; each is copied when it is first looked at."""
+        return _Part(self, rows)
+
+
+class _Part(Columns):
+    __slots__ = ("_rows", "_whole")
+
+    def __init__(self, whole: Columns, rows: Ints) -> None:
+        self._whole = whole
+        self._rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        column = getattr(self._whole, name)[self._rows]
+        setattr(self, name, column)
+        return column
 
 
 class Snapshot:

@@ -29,8 +29,8 @@ _BATCH: Final = 512
 @dataclass(frozen=True, slots=True)
 class PackRun:
     """What one run came to. `curve` is load % -> (allocated %, F %); `placed` and `arrived` count tasks by class;
-    `seconds` is the CPU time that the engine took, learning the nodes included. `placements` is the node of each task in
-    order of arrival, empty where it was dropped."""
+    `seconds` is the CPU time that the engine took, learning the nodes included. `placements` is the node of each task
+    in order of arrival, empty where it was dropped."""
 
     seed: int
     curve: dict[int, tuple[float, float]]

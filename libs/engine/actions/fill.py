@@ -86,7 +86,7 @@ def _once(
                 if view.ruled:
                     kept.append(task)
                 if filled.first is None and explained:
-                    filled.first = explain.refusal(session.snapshot, view, task.name)
+                    filled.first = session.refusal(view, task)
                 continue
             landed = found
         row, charge = landed

@@ -29,8 +29,8 @@ from libs.engine.devices import NodeState
 from libs.engine.mix import ONE, Shape, Share
 from libs.engine.policies.base import Base, Surroundings
 from libs.engine.policies.fgd import best_devices
+from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.tables import Tables
-from libs.engine.policies.usable import Usable
 from libs.engine.snapshot import Columns, Ints
 
 #: A score's unit is 1/256 milli GPU.
@@ -50,32 +50,35 @@ class Drystone(Base):
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
-        self._tables = Tables(around.snapshot, around.mix, self._weigh)
+        self._tables = Tables(around.snapshot, around.mix, self._gather, self._weigh)
 
     def epoch(self) -> int:
         return self._tables.epoch()
 
-    def _weigh(self, shares: list[Share], nodes: Columns) -> list[Share]:
-        """The mix and the prior, each kind's weight divided by the part of the idle GPU that it can use."""
-        mixed = [Share(shape, weight * (ONE - PRIOR) // ONE) for shape, weight in shares] + whole_nodes(
-            nodes, self.around.snapshot.model_names()
-        )
-        idle, reach = Usable(self.around.snapshot, mixed).reach(nodes, mixed)
+    def _gather(self, shares: list[Share]) -> list[Share]:
+        """The mix and the prior."""
+        snapshot = self.around.snapshot
+        mixed = [Share(shape, weight * (ONE - PRIOR) // ONE) for shape, weight in shares]
+        return mixed + whole_nodes(snapshot.columns(), snapshot.model_names())
+
+    def _weigh(self, kinds: Kinds, shares: list[Share]) -> list[Share]:
+        """Each kind's weight, divided by the part of the idle GPU that it can use."""
+        idle, reach = kinds.reach(self.around.snapshot.columns(), shares)
         return [
             Share(shape, weight * idle // max(usable, idle // SCARCEST, 1))
-            for (shape, weight), usable in zip(mixed, reach, strict=True)
+            for (shape, weight), usable in zip(shares, reach, strict=True)
         ]
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
         usable = self._tables.usable
-        lost = usable.after(node, ask) - usable.of(node)
+        lost = usable.after(node, ask) - self._tables.worth(node)
         gpu = node.gpu_free - (usable.asked(ask, node.codes[node.index[0]]) if node.index else 0)
         off = _imbalance(node.cpu - ask.cpu, max(node.cap_cpu, 1), gpu, max(node.gpu_cap, 1)) if node.gpu_cap else 0
         return max(0, min(self.ceiling, self.ceiling + (lost >> _SHIFT) - off))
 
     def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:  # noqa: ARG002
         usable = self._tables.usable
-        lost = usable.after_many(nodes, ask) - usable.of_many(nodes)
+        lost = usable.after_many(nodes, ask) - self._tables.worth_many(nodes)
         gpu = nodes.gpu_free - usable.asked_many(ask, nodes.main)
         off = _imbalance(nodes.cpu - ask.cpu, np.maximum(nodes.cap_cpu, 1), gpu, np.maximum(nodes.gpu_cap, 1))
         off = np.where(nodes.gpu_cap > 0, off, 0)

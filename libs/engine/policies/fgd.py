@@ -20,6 +20,7 @@ from libs.engine.ask import Ask
 from libs.engine.devices import NodeState
 from libs.engine.mix import ONE, Share
 from libs.engine.policies.base import Base, Surroundings
+from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.tables import Tables
 from libs.engine.policies.usable import Usable
 from libs.engine.snapshot import Columns, Ints
@@ -35,26 +36,25 @@ class Fgd(Base):
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
-        self._tables = Tables(around.snapshot, around.mix, self._weigh)
-
-    def _weigh(self, shares: list[Share], nodes: Columns) -> list[Share]:  # noqa: ARG002
-        return typical(shares)
+        self._tables = Tables(around.snapshot, around.mix, typical, _as_they_are)
 
     def epoch(self) -> int:
         return self._tables.epoch()
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
-        usable = self._tables.usable
-        gain = usable.after(node, ask) - usable.of(node) + ask.gpu_milli * ONE
+        gain = self._tables.usable.after(node, ask) - self._tables.worth(node) + ask.gpu_milli * ONE
         return bisect_right(_STEPS, gain)
 
     def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:  # noqa: ARG002
-        usable = self._tables.usable
-        gain = usable.after_many(nodes, ask) - usable.of_many(nodes) + ask.gpu_milli * ONE
+        gain = self._tables.usable.after_many(nodes, ask) - self._tables.worth_many(nodes) + ask.gpu_milli * ONE
         return np.searchsorted(_STEP_ARRAY, gain, side="right")
 
     def choose(self, node: NodeState, ask: Ask) -> tuple[GpuGrant, ...] | None:
         return best_devices(self._tables.usable, node, ask)
+
+
+def _as_they_are(kinds: Kinds, shares: list[Share]) -> list[Share]:  # noqa: ARG001
+    return shares
 
 
 def typical(shares: list[Share]) -> list[Share]:
