@@ -120,6 +120,11 @@ def _job(job: TrainingJobView, pods: Sequence[tuple[PodView, Pod]]) -> Group:
     if phase is Phase.PENDING and bound:
         phase = Phase.RUNNING if len(bound) >= job.gang_min else Phase.STARTING
     said = phase in (Phase.PENDING, Phase.STARTING) or job.ended
+    if job.deleting and not job.ended:
+        going = f"{len(mine)} of its pods are not gone yet" if mine else ""
+        phase, said, status = Phase.CANCELLED, True, ("Deleting", going)
+    else:
+        status = (job.status.reason, job.status.message)
     return Group(
         kind="job",
         namespace=job.namespace,
@@ -128,8 +133,8 @@ def _job(job: TrainingJobView, pods: Sequence[tuple[PodView, Pod]]) -> Group:
         phase=phase,
         total=job.replicas,
         bound=len(bound),
-        reason=job.status.reason if said else "",
-        message=job.status.message if said else "",
+        reason=status[0] if said else "",
+        message=status[1] if said else "",
         placed=_placed(mine),
         members={view.name for view in mine},
     )

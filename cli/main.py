@@ -141,11 +141,12 @@ def check(
 def stack_up(
     directory: StackDir = DEFAULT_STACK,
     services: Annotated[bool, typer.Option(help="Start the five services too.")] = False,
+    nodes: Annotated[int, typer.Option(help="Make so many nodes of 8 GPUs, with played kubelets.", min=0)] = 0,
 ) -> None:
     """Start the real parts and print their addresses; they go on until `stack down`."""
     from cli.stack import up
 
-    raise typer.Exit(up(directory, services=services))
+    raise typer.Exit(up(directory, services=services, nodes=nodes))
 
 
 @stack_app.command("down")

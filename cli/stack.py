@@ -6,24 +6,33 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
+from typing import Any, Final
 
 from cli.errors import CommandError
 from cli.out import say
-from tools.fleet import Fleet
-from tools.load import apply_base, create_topics
-from tools.stack import Stack, StackError, StackInfo
+from tools.fleet import Fleet, FleetError
+from tools.load import Load, LoadError, apply_base, create_topics, node_object
+from tools.stack import DEFAULT, Stack, StackError, StackInfo
+
+#: Longer than a service takes to stop in its phases.
+_PATIENCE_S: Final = 25.0
 
 
-def up(directory: Path, *, services: bool) -> int:
+def up(directory: Path, *, services: bool, nodes: int = 0) -> int:
+    """With `nodes`, so many of 8 GPUs each, whose kubelets are played: pods bound to them run."""
+    parts = (*DEFAULT, "controller-manager", "kwok") if nodes else DEFAULT
     try:
-        info = Stack(directory, report=say).up(detached=True)
+        info = Stack(directory, parts=parts, report=say).up(detached=True)
         apply_base(info)
         create_topics(info)
-    except StackError as error:
+        if nodes:
+            asyncio.run(_nodes(info, nodes))
+        if services:
+            asyncio.run(_services(info))
+    except (StackError, LoadError, FleetError) as error:
         raise CommandError(str(error)) from error
-    if services:
-        asyncio.run(_services(info))
     _print(info)
     return 0
 
@@ -31,8 +40,7 @@ def up(directory: Path, *, services: bool) -> int:
 def down(directory: Path) -> int:
     noted = directory / "services" / "fleet.json"
     if noted.exists():
-        for row in json.loads(noted.read_text()):
-            _end(row["pid"], row["name"])
+        _end(json.loads(noted.read_text()))
         noted.unlink()
     try:
         Stack.attach(directory, report=say).down()
@@ -42,11 +50,19 @@ def down(directory: Path) -> int:
 
 
 def status(directory: Path) -> int:
+    """0 when every part runs, else 3, as init scripts have it."""
     try:
-        _print(StackInfo.load(directory))
+        info = StackInfo.load(directory)
     except StackError as error:
         raise CommandError(str(error)) from error
-    return 0
+    _print(info)
+    alive = [name for name, process in info.processes.items() if process.is_alive()]
+    return 0 if len(alive) == len(info.parts) else 3
+
+
+async def _nodes(info: StackInfo, count: int) -> None:
+    async with Load.of(info) as load:
+        await load.create_nodes([node_object(f"node-{n}", fake_kubelet=True) for n in range(count)])
 
 
 async def _services(info: StackInfo) -> None:
@@ -55,14 +71,25 @@ async def _services(info: StackInfo) -> None:
     fleet.save()
 
 
-def _end(pid: int, name: str) -> None:
-    """Only if it is still the process that was started: its command line names the service."""
+def _end(noted: list[dict[str, Any]]) -> None:
+    """Ask each service to stop, if it is still the process that was started (its command line names the service), and
+    wait: the parts that they need are ended next."""
+    asked: list[int] = []
+    for row in noted:
+        if _is(row["pid"], row["name"]):
+            os.kill(row["pid"], signal.SIGTERM)
+            asked.append(row["pid"])
+    deadline = time.monotonic() + _PATIENCE_S
+    while any(Path(f"/proc/{pid}").exists() for pid in asked) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _is(pid: int, name: str) -> bool:
     module = f"services.{name.rsplit('-', 1)[0].replace('-', '_')}"
     try:
-        if module in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGTERM)
-    except (FileNotFoundError, ProcessLookupError):
-        return
+        return module in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
 
 
 def _print(info: StackInfo) -> None:
@@ -71,9 +98,12 @@ def _print(info: StackInfo) -> None:
         "Kafka": info.kafka_bootstrap,
         "Redis": info.redis_url,
         "Prometheus": info.prometheus_url or "-",
-        "processes": ", ".join(f"{part} {pid}" for part, pid in info.pids.items()) or "none",
+        "processes": ", ".join(f"{p} {known.pid}" for p, known in info.processes.items() if known.is_alive()) or "none",
+        "logs": str(info.directory / "log"),
     }
     for name, value in rows.items():
         say(f"{name:<12} {value}")
+    if rows["processes"] == "none":
+        return
     say(f"\nexport KUBECONFIG={info.kubeconfig}")
     say(f"export DRYSTONE_KAFKA_BOOTSTRAP={info.kafka_bootstrap} DRYSTONE_REDIS_URL={info.redis_url}")

@@ -44,9 +44,12 @@ def pod(
     return pod_decoder.decode(msgspec.json.encode(body))
 
 
-def job(name: str, replicas: int, *, id: str = "", **status: Any) -> trainingjobs.TrainingJobView:
+def job(
+    name: str, replicas: int, *, id: str = "", deleting: bool = False, **status: Any
+) -> trainingjobs.TrainingJobView:
+    going = {"deletionTimestamp": "2026-11-30T08:00:00Z"} if deleting else {}
     body = {
-        "metadata": {"name": name, "namespace": "team", "uid": f"u-{name}"},
+        "metadata": {"name": name, "namespace": "team", "uid": f"u-{name}", **going},
         "spec": {"id": id, "roles": [{"name": "worker", "replicas": replicas, "template": {}}]},
         "status": status,
     }
@@ -92,6 +95,16 @@ def test_bound_tasks_of_a_job_are_counted_on_its_pods_not_by_an_old_status() -> 
 def test_a_failed_job_keeps_its_reason() -> None:
     group = only(groups_of([job("j", 1, phase="Failed", reason="BackoffLimitExceeded", message="pod x failed")], []))
     assert (group.phase, group.reason, group.message) == ("Failed", "BackoffLimitExceeded", "pod x failed")
+
+
+def test_a_cancelled_job_does_not_look_as_if_it_ran_while_its_pods_leave() -> None:
+    cancelled = job("j", 2, deleting=True, phase="Running")
+    pods = [pod(f"j-worker-{n}-0", owner="j", node="n1", phase="Running", gpus=str(n)) for n in range(2)]
+    group = only(groups_of([cancelled], pods))
+    assert (group.phase, group.reason, group.bound) == ("Cancelled", "Deleting", 2)
+    assert group.message == "2 of its pods are not gone yet"
+    over = only(groups_of([job("j", 2, deleting=True, phase="Succeeded", reason="Completed")], []))
+    assert (over.phase, over.reason) == ("Succeeded", "Completed"), "what ended is not cancelled by being cleared away"
 
 
 def test_pods_of_an_earlier_job_of_the_same_name_are_not_this_jobs() -> None:
