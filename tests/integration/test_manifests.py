@@ -27,6 +27,7 @@ SERVICES = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
 #: All that each account may do, by resource with its group: in every namespace, and in Drystone's own.
 RIGHTS = {
     "watcher": {
+        "namespaces": "list watch",
         "nodes": "list watch",
         "pods": "list watch",
         "priorityclasses.scheduling.k8s.io": "list watch",
