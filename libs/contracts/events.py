@@ -108,7 +108,16 @@ class QueueFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="queue"):
     term: int = 0
 
 
-ClusterFact = NodeFact | PodFact | PriorityClassFact | PdbFact | QueueFact
+class NamespaceFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="namespace"):
+    """Labels of a namespace: what namespace selectors of pod affinity select on."""
+
+    name: str
+    version: str
+    labels: dict[str, str] = {}
+    term: int = 0
+
+
+ClusterFact = NodeFact | PodFact | PriorityClassFact | PdbFact | QueueFact | NamespaceFact
 
 
 def cluster_key(fact: ClusterFact) -> str:
@@ -124,6 +133,8 @@ def cluster_key(fact: ClusterFact) -> str:
             return f"pdb/{fact.namespace}/{fact.name}"
         case QueueFact():
             return "queue/" + fact.queue.path
+        case NamespaceFact():
+            return "namespace/" + fact.name
 
 
 # --- drystone.gpus: metrics-collector -> placement -------------------------------------------------------------------

@@ -15,6 +15,8 @@ class Wake(enum.StrEnum):
     NODE_CHANGED = "node-changed"
     QUOTA_FREED = "quota-freed"
     TASKS_ADDED = "tasks-added"
+    #: Pods came to nodes, left them or changed their labels: what rules between pods may wait for.
+    PODS_CHANGED = "pods-changed"
     SPEC_CHANGED = "spec-changed"
     TIME = "time"
 

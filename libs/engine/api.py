@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -129,6 +129,14 @@ class Engine(Protocol):
 
     def forget(self, task: str) -> None:
         """The task with this id was not placed after all."""
+        ...
+
+    def assumed(self) -> frozenset[str]:
+        """Ids of the tasks that are assumed."""
+        ...
+
+    def scope_of(self, task: Task) -> Hashable:
+        """What makes tasks of equal wishes differ in what placement rules say of them; None where no rule does."""
         ...
 
     def decide(self, jobs: list[PendingJob]) -> list[Decision]:

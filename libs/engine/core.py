@@ -15,8 +15,8 @@ from libs.domain.queues import Queue
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.actions import ACTIONS
 from libs.engine.api import Decision, EngineConfig, PendingJob, RunningTask
+from libs.engine.ask import Scope, ask_key
 from libs.engine.filters import CODES
-from libs.engine.rules.book import placed
 from libs.engine.session import Session
 
 
@@ -64,7 +64,10 @@ class PlacementEngine:
         self._session.book.namespace_gone(name)
 
     def assume(self, task: Task, node: str) -> None:
-        self._session.book.assume(placed(task, node))
+        self._session.assume(task, node)
+
+    def assumed(self) -> frozenset[str]:
+        return frozenset(self._session.book.assumed)
 
     def forget(self, task: str) -> None:
         self._session.book.forget(task)
@@ -94,6 +97,10 @@ class PlacementEngine:
 
     def settle(self) -> None:
         self._session.settle()
+
+    def scope_of(self, task: Task) -> Scope | None:
+        session = self._session
+        return ask_key(task, session.book.speaking_of(task))[3]
 
     def takers(self, task: Task) -> frozenset[str]:
         """Names of the nodes that would take the task now."""

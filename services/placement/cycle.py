@@ -331,7 +331,10 @@ class Cycle:
 
     def _signature(self, job: Job) -> object:
         state = self._state
-        return signature(job, job.waiting, state.pending.held(job), may_evict=self._may_evict(job))
+        engine = state.view.engine
+        return signature(
+            job, job.waiting, state.pending.held(job), may_evict=self._may_evict(job), scope_of=engine.scope_of
+        )
 
     def _wait(self, job: Job, verdict: Verdict, now: float) -> None:
         """The job stays. What it waits for, and what is said about it, follow from the verdict."""

@@ -6,7 +6,7 @@ Everything here is a function of its arguments; random numbers are handed in.
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,13 +100,20 @@ def _assignments(plan_id: str, placements: Sequence[Placement]) -> tuple[Assignm
 # --- who looks alike -------------------------------------------------------------------------------------------------
 
 
-def signature(job: Job, tasks: Sequence[Task], held: int, *, may_evict: bool) -> Hashable:
+def signature(
+    job: Job,
+    tasks: Sequence[Task],
+    held: int,
+    *,
+    may_evict: bool,
+    scope_of: Callable[[Task], Hashable] = lambda task: task.rules,
+) -> Hashable:
     """Jobs with equal signatures get equal verdicts from one and the same view. A job whose victims are leaving has
-    room of its own, so it looks like nobody."""
+    room of its own, so it looks like nobody. `scope_of` says what placement rules tell tasks apart by."""
     if job.evicting is not None:
         return job.head.key
     head = job.head
-    looks = tuple(task_signature(t) for t in tasks) if len(tasks) == 1 else _counted(tasks)
+    looks = (_looks(tasks[0], scope_of),) if len(tasks) == 1 else _counted(tasks, scope_of)
     return (
         head.queue,
         head.priority,
@@ -130,10 +137,14 @@ def task_signature(task: Task) -> Hashable:
     )
 
 
-def _counted(tasks: Sequence[Task]) -> Hashable:
+def _looks(task: Task, scope_of: Callable[[Task], Hashable]) -> Hashable:
+    return task_signature(task), scope_of(task)
+
+
+def _counted(tasks: Sequence[Task], scope_of: Callable[[Task], Hashable]) -> Hashable:
     counts: dict[Hashable, int] = {}
     for task in tasks:
-        key = (task.role, task_signature(task))
+        key = (task.role, _looks(task, scope_of))
         counts[key] = counts.get(key, 0) + 1
     return tuple(counts.items())
 

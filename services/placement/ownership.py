@@ -292,6 +292,7 @@ class Ownership:
         """A claim that is old while its pod is listed unbound, and that is not being written: freed by its deadline
         with the outcome lost. Should it still be planned after all, the next commit is refused as held."""
         state, now = self._state, self._clock.monotonic()
+        state.forget_assumed()
         for job in list(state.pending.jobs.values()):
             old = [(t, c) for t, c in job.claims.items() if now - c.at > self._settings.placement_claim_s]
             for task, claim in old:

@@ -110,6 +110,13 @@ class State:
             self.on_bound(job, len(fresh))
         self.idle(job)
 
+    def forget_assumed(self) -> None:
+        """What rules of other pods saw for claims that have ended, whichever way, is forgotten."""
+        engine = self.view.engine
+        claimed = {task for job in self.pending.jobs.values() for task in job.claims}
+        for task in engine.assumed() - claimed:
+            engine.forget(task)
+
     def ended(self, job: Job) -> None:
         """A pod of a TrainingJob ended, or one of its tasks can no longer be: its controller looks at the truth."""
         if job.head.uid:
@@ -123,6 +130,8 @@ class State:
         for a in plan.assignments:
             if a.claim in names:
                 job.claims[a.task] = Claim(a.claim, now)
+                if a.task in job.tasks:
+                    self.view.engine.assume(job.tasks[a.task], a.node)
 
     def evicting(self, job: Job, plan: EvictionPlan, now: float) -> None:
         victims = {v.uid: v.node for v in plan.victims if v.uid in self.view.pods}

@@ -14,6 +14,7 @@ import msgspec
 from libs.contracts.events import (
     ClusterFact,
     GpuFacts,
+    NamespaceFact,
     NodeFact,
     PdbFact,
     PodFact,
@@ -51,6 +52,7 @@ class View:
         self.queues: dict[str, Queue] = {}
         self.pods: dict[str, PodFact] = {}
         self.priorities: dict[str, PriorityClassFact] = {}
+        self.namespaces: dict[str, NamespaceFact] = {}
         self._pdbs: dict[str, PdbFact] = {}
         self._uses: dict[str, NodeUse] = {}
         self._queue_uses: dict[str, QueueUse] = {}
@@ -87,6 +89,10 @@ class View:
             case PdbFact():
                 self._pdbs[f"{fact.namespace}/{fact.name}"] = fact
                 self._reguard(fact.namespace)
+            case NamespaceFact():
+                self.namespaces[fact.name] = fact
+                self.engine.namespace_seen(fact.name, fact.labels)
+                self.news.kinds.add(Wake.PODS_CHANGED)
 
     def gone(self, key: str) -> None:
         """A record without value: the thing under this key is no more."""
@@ -97,6 +103,7 @@ class View:
                 self._marked.discard(name)
                 self.engine.pod_gone(name)
                 if fact is not None:
+                    self.news.kinds.add(Wake.PODS_CHANGED)
                     self.on_pod(fact, False)
             case "node":
                 if self.nodes.pop(name, None) is not None:
@@ -107,6 +114,9 @@ class View:
                     self.news.queues.add(name)
             case "priorityclass":
                 self.priorities.pop(name, None)
+            case "namespace":
+                if self.namespaces.pop(name, None) is not None:
+                    self.engine.namespace_gone(name)
             case "pdb":
                 pdb = self._pdbs.pop(name, None)
                 if pdb is not None:
@@ -156,6 +166,8 @@ class View:
         if known is None and fact.ours:
             # A job refused a moment ago may evict this pod, whose fact came after the decision: nothing else wakes it.
             self.news.kinds.add(Wake.ROOM_FREED)
+        if known is None or known.labels != fact.labels or known.terminating != fact.terminating:
+            self.news.kinds.add(Wake.PODS_CHANGED)
         self.on_pod(fact, True)
 
     def _running(self, fact: PodFact) -> RunningTask:
@@ -288,6 +300,8 @@ class View:
             self._feed_node(node, at)
         for queue in self.queues.values():
             self.engine.queue_seen(queue)
+        for namespace in self.namespaces.values():
+            self.engine.namespace_seen(namespace.name, namespace.labels)
         for fact in self.pods.values():
             self.engine.pod_seen(self._running(fact))
         self.news.kinds.update((Wake.ROOM_FREED, Wake.NODE_CHANGED))

@@ -1,11 +1,11 @@
-"""What jobs are judged by: queues, priority classes, PodGroups and disruption budgets, and what follows from them."""
+"""What jobs are judged by: queues, priority classes, PodGroups, disruption budgets and namespaces, and what follows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from libs.contracts.events import ClusterFact, PdbFact, PriorityClassFact, QueueFact, cluster_key
+from libs.contracts.events import ClusterFact, NamespaceFact, PdbFact, PriorityClassFact, QueueFact, cluster_key
 from libs.domain import keys
 from libs.domain.queues import Queue
 from libs.kube import objects
@@ -26,6 +26,7 @@ class Catalog:
         self.priorities: dict[str, PriorityClassFact] = {}
         self.pdbs: dict[str, PdbFact] = {}
         self.queues: dict[str, Queue] = {}
+        self.namespaces: dict[str, NamespaceFact] = {}
         self._term = term
         self._tenants = dict(tenants)
         self._changes = changes
@@ -70,6 +71,20 @@ class Catalog:
     def pdb_gone(self, key: str) -> None:
         if self.pdbs.pop(key, None) is not None:
             self._changes().facts[key] = None
+
+    def namespace(self, kind: str, raw: bytes) -> str:
+        meta = objects.namespace_decoder.decode(raw).metadata
+        labels, old = meta.labels or {}, self.namespaces.get(meta.name)
+        if kind == "DELETED":
+            self.namespace_gone(meta.name)
+        elif old is None or old.labels != labels:
+            fact = self.namespaces[meta.name] = NamespaceFact(meta.name, meta.resource_version, labels, self._term)
+            self._changes().say(fact)
+        return meta.name
+
+    def namespace_gone(self, name: str) -> None:
+        if self.namespaces.pop(name, None) is not None:
+            self._changes().facts["namespace/" + name] = None
 
     def group(self, kind: str, raw: bytes) -> Place:
         seen = objects.pod_group_decoder.decode(raw)
@@ -119,12 +134,15 @@ class Catalog:
         kind, _, name = key.partition("/")
         if kind == "queue":
             return QueueFact(self.queues[name], self._term) if name in self.queues else None
+        if kind == "namespace":
+            return self.namespaces.get(name)
         return self.priorities.get(name) if kind == "priorityclass" else self.pdbs.get(key)
 
     def fact_keys(self) -> set[str]:
         return {
             *("priorityclass/" + name for name in self.priorities),
             *("queue/" + path for path in self.queues),
+            *("namespace/" + name for name in self.namespaces),
             *self.pdbs,
         }
 

@@ -156,6 +156,11 @@ class Picture:
         for key in self.catalog.pdbs.keys() - present:
             self.catalog.pdb_gone(key)
 
+    def namespace_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.catalog.namespace, raws, lambda meta: meta.name)
+        for name in self.catalog.namespaces.keys() - present:
+            self.catalog.namespace_gone(name)
+
     def group_list(self, raws: Sequence[bytes]) -> None:
         present = self._all(self.group_event, raws, lambda meta: (meta.namespace, meta.name))
         for place in self.catalog.groups.keys() - present:
@@ -366,6 +371,7 @@ def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
         "priorityclasses": (picture.priority_list, guarded(picture.catalog.priority)),
         "queues": (picture.queue_list, guarded(picture.queue_event)),
         "podgroups": (picture.group_list, guarded(picture.group_event)),
+        "namespaces": (picture.namespace_list, guarded(picture.catalog.namespace)),
         "pdbs": (picture.pdb_list, guarded(picture.catalog.pdb)),
         "nodes": (picture.node_list, guarded(picture.node_event)),
         "pods": (picture.pod_list, guarded(picture.pod_event)),

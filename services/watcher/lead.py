@@ -38,13 +38,14 @@ PATHS: Mapping[str, str] = {
     "priorityclasses": writes.PRIORITY_CLASSES,
     "queues": writes.QUEUES,
     "podgroups": POD_GROUPS,
+    "namespaces": writes.NAMESPACES,
     "pdbs": writes.PDBS,
     "nodes": writes.NODES,
     "pods": writes.pods_path(),
     "trainingjobs": writes.TRAINING_JOBS,
 }
-#: Installed by others, or not at all: absent is an ordinary answer.
-OPTIONAL = frozenset({"podgroups"})
+#: Installed by others or not at all, or only of use to few pods: absent is an ordinary answer.
+OPTIONAL = frozenset({"podgroups", "namespaces"})
 #: What a pod's job, queue and priority follow from: listed before pods are read.
 CATALOG = frozenset({"priorityclasses", "queues", "podgroups"})
 _RECHECK_S = 60.0

@@ -103,11 +103,13 @@ class World:
         assert self.cluster.call_now("DELETE", f"{PODS}/{name}", body).ok
 
     async def facts(self) -> dict[str, ClusterFact]:
-        """The topic's content, as a reader from the start finds it."""
+        """The topic's content but for namespaces (the server has some of its own), as a reader from the start finds it."""
         reader = self.bus.follow([CLUSTER.name], from_start=True)
         found: dict[str, ClusterFact] = {}
         while not reader.caught_up:
             for record in await reader.batch(1000, 0.05):
+                if record.key.startswith("namespace/"):
+                    continue
                 if record.value is None:
                     found.pop(record.key, None)
                 else:
@@ -119,7 +121,8 @@ class World:
         there: set[str] = set()
         while not reader.caught_up:
             for record in await reader.batch(1000, 0.05):
-                (there.discard if record.value is None else there.add)(record.key)
+                if not record.key.startswith("namespace/"):
+                    (there.discard if record.value is None else there.add)(record.key)
         return there
 
     async def held(self) -> dict[str, Holder]:

@@ -22,6 +22,7 @@ from libs.engine.rules.counts import Counts, stamp
 from libs.engine.rules.match import selects
 from libs.engine.snapshot import Bools, Ints, Snapshot
 
+HOST: Final = "kubernetes.io/hostname"
 #: A domain that holds nothing yet, where no domain counts at all.
 _NO_MINIMUM: Final = 2**31 - 1
 
@@ -203,6 +204,18 @@ class RuledFeasibility(Feasibility):
 
     def admits(self, row: int) -> bool:
         return not self._barred()[row]
+
+    def more_nodes_help(self) -> bool:
+        if not super().more_nodes_help():
+            return False
+        if not self._affinity:
+            return True
+        suited = self.codes_now()[self.slots() > 0]
+        if (suited != CODE[Reason.POD_AFFINITY]).any():
+            return True
+        # A new node is its own host, so nobody whom the task must join is there; it may be in the same wider domain.
+        joins = self._book.table(Kind(self._affinity)).total
+        return bool(joins) and all(term.topology != HOST for term in self._affinity)
 
     def codes_now(self) -> Ints:
         codes = super().codes_now()
