@@ -103,7 +103,7 @@ class World:
         assert self.cluster.call_now("DELETE", f"{PODS}/{name}", body).ok
 
     async def facts(self) -> dict[str, ClusterFact]:
-        """The topic's content but for namespaces (the server has some of its own), as a reader from the start finds it."""
+        """The topic's content, but for the server's own namespaces, as a reader from the start finds it."""
         reader = self.bus.follow([CLUSTER.name], from_start=True)
         found: dict[str, ClusterFact] = {}
         while not reader.caught_up:
