@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,7 +22,10 @@ from cli import workload
 from cli.errors import CommandError
 from cli.gpus import Measured, SimulatedPrometheus
 from cli.out import show
+from cli.progress import Progress, summarise
 from libs.bus.memory import MemoryBus
+from libs.contracts.events import JobStatus
+from libs.contracts.topics import STATUS
 from libs.domain import keys
 from libs.host.parts import Parts
 from libs.host.settings import WrongSettings, read_settings
@@ -37,53 +39,6 @@ from libs.store.embedded import embedded_ledger
 #: Share of the replay's time in which tasks arrive; the rest is for those that still run.
 ARRIVING = 0.5
 LIMIT_FACTOR = 3.0
-
-
-@dataclass(slots=True)
-class Progress:
-    """What the replay's own watch saw."""
-
-    tasks: int
-    gpus: int
-    started_at: float
-    created_at: dict[str, float] = field(default_factory=dict)
-    bound_at: dict[str, float] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    used_gpus: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    waited_because: dict[str, str] = field(default_factory=dict)
-    gpu_seconds: float = 0.0
-    _since: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._since = self.started_at
-
-    def advance(self, now: float) -> None:
-        self.gpu_seconds += sum(self.used_gpus.values()) * (now - self._since)
-        self._since = now
-
-    def seen(self, pod: dict[str, Any]) -> None:
-        now = time.monotonic()
-        name, spec, status = pod["metadata"]["name"], pod["spec"], pod.get("status", {})
-        self.created_at.setdefault(name, now)
-        if spec.get("nodeName") and name not in self.bound_at:
-            self.bound_at[name] = now
-            self.reasons.pop(name, None)
-            self.advance(now)
-            self.used_gpus[name] = _gpus(pod)
-        if status.get("phase") in ("Succeeded", "Failed") and name not in self.ended:
-            self.ended.add(name)
-            self.advance(now)
-            self.used_gpus.pop(name, None)
-        for condition in status.get("conditions", ()):
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                self.reasons[name] = self.waited_because[name] = condition.get("message", "")
-
-
-def _gpus(pod: dict[str, Any]) -> float:
-    annotations = pod["metadata"].get("annotations", {})
-    indices = [i for i in annotations.get(keys.GPUS, "").split(",") if i]
-    return len(indices) * int(annotations.get(keys.GPU_MILLI, "1000")) / 1000
 
 
 @asynccontextmanager
@@ -100,11 +55,13 @@ async def services(parts: Parts, prometheus_url: str) -> AsyncIterator[list[Serv
     from services.watcher.app import build as watcher
     from services.watcher.settings import WatcherSettings
 
+    # Who waits is told at once, so that what is measured of the others is no wait for room.
+    deciding = read_settings(PlacementSettings).model_copy(update={"placement_words_s": 0.0})
     measuring = read_settings(CollectorSettings).model_copy(update={"prometheus_url": prometheus_url})
     running: list[Service] = [
         watcher(read_settings(WatcherSettings), parts),
         collector(measuring, parts),
-        placement(read_settings(PlacementSettings), parts),
+        placement(deciding, parts),
         preemptor(read_settings(PreemptorSettings), parts),
         binder(read_settings(BinderSettings), parts),
     ]
@@ -150,7 +107,8 @@ async def _replay(seconds: float, limit: int, *, quiet: bool) -> dict[str, Any]:
     ledger = embedded_ledger()
     await ledger.open()
     begun = time.monotonic()
-    progress = Progress(sum(len(j.pods) for j in jobs), capacity, begun)
+    names = {job.name: tuple(pod["metadata"]["name"] for pod in job.pods) for job in jobs}
+    progress = Progress(names, capacity, begun)
     measured = Measured()
     try:
         async with (
@@ -159,6 +117,7 @@ async def _replay(seconds: float, limit: int, *, quiet: bool) -> dict[str, Any]:
         ):
             watches = [
                 asyncio.create_task(_watch(cluster, progress), name="replay watch"),
+                asyncio.create_task(_listen(bus, progress), name="status events"),
                 asyncio.create_task(measured.follow(bus), name="GPU facts"),
             ]
             try:
@@ -176,14 +135,39 @@ async def _replay(seconds: float, limit: int, *, quiet: bool) -> dict[str, Any]:
         await bus.close()
         await ledger.close()
         await cluster.close()
-    summary = _summary(progress, kubelets, cluster, len(jobs), len(nodes), speed, time.monotonic() - begun)
-    return {**summary, "GPUs as measured": measured.summary()}
+    summary = summarise(progress, time.monotonic())
+    return {
+        "nodes": len(nodes),
+        **summary,
+        "speed": round(speed, 1),
+        "GPUs as measured": measured.summary(),
+        "refused by kubelets": len(kubelets.refusals),
+        **_written(cluster, summary["tasks placed"]),
+    }
+
+
+def _written(cluster: EmbeddedCluster, placed: int) -> dict[str, Any]:
+    """Writes of the services: not those that created pods and nodes, not leases."""
+    ours = {
+        what: count
+        for what, count in cluster.writes.items()
+        if what not in ("POST pods", "POST nodes") and not what.endswith(" leases")
+    }
+    return {"writes per task": round(sum(ours.values()) / max(placed, 1), 3), "writes": dict(sorted(ours.items()))}
 
 
 async def _watch(cluster: EmbeddedCluster, progress: Progress) -> None:
     async for kind, raw in cluster.watch("/api/v1/pods", params={"resourceVersion": "0"}, silence_s=600):
         if kind in ("ADDED", "MODIFIED"):
             progress.seen(msgspec.json.decode(raw))
+
+
+async def _listen(bus: MemoryBus, progress: Progress) -> None:
+    reader, decode = bus.follow([STATUS.name], from_start=True), msgspec.json.Decoder(JobStatus).decode
+    while True:
+        for record in await reader.batch():
+            if record.value is not None:
+                progress.told(decode(record.value))
 
 
 async def _feed(
@@ -242,55 +226,6 @@ class _Drawing:
     def __exit__(self, *exc: object) -> None:
         if self._live:
             self._live.stop()
-
-
-def _summary(
-    progress: Progress,
-    kubelets: SimulatedKubelets,
-    cluster: EmbeddedCluster,
-    jobs: int,
-    nodes: int,
-    speed: float,
-    seconds: float,
-) -> dict[str, Any]:
-    waits = sorted(progress.bound_at[n] - progress.created_at[n] for n in progress.bound_at)
-    at_once = [w for n, w in ((n, progress.bound_at[n] - progress.created_at[n]) for n in progress.bound_at)
-               if n not in progress.waited_because]  # fmt: skip
-    at_once.sort()
-    placed = len(waits)
-    progress.advance(time.monotonic())
-    last = max(progress.bound_at.values(), default=progress.started_at) - progress.started_at
-    writes = {k: v for k, v in cluster.writes.items() if (not k.endswith(" leases") and not k.startswith("POST pods"))
-              or k.startswith("POST pods/")}  # fmt: skip
-    writes.pop("POST nodes", None)
-    explained = max(
-        progress.waited_because,
-        key=lambda n: progress.bound_at.get(n, time.monotonic()) - progress.created_at[n],
-        default="",
-    )
-    return {
-        "nodes": nodes,
-        "GPUs": progress.gpus,
-        "jobs": jobs,
-        "tasks": progress.tasks,
-        "tasks placed": placed,
-        "tasks finished": len(progress.ended),
-        "refused by kubelets": len(kubelets.refusals),
-        "speed": round(speed, 1),
-        "seconds": round(seconds, 1),
-        "GPU allocation %": round(100 * progress.gpu_seconds / (progress.gpus * max(seconds, 1e-9)), 1),
-        "last task placed after s": round(last, 1),
-        "wait ms": {"p50": _at(waits, 0.5), "p90": _at(waits, 0.9), "p99": _at(waits, 0.99), "max": _at(waits, 1.0)},
-        "decision latency ms": {"p50": _at(at_once, 0.5), "p99": _at(at_once, 0.99)},
-        "writes per task": round(sum(writes.values()) / max(placed, 1), 3),
-        "writes": dict(sorted(writes.items())),
-        "explained": {"task": explained, "why it waited": progress.waited_because.get(explained, "")},
-    }
-
-
-def _at(ordered: Sequence[float], share: float) -> float:
-    """Milliseconds at a share of the ordered seconds."""
-    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) if ordered else 0.0
 
 
 def _print(summary: dict[str, Any]) -> None:
