@@ -22,6 +22,8 @@ _HEARTBEAT_LABELS: Final = frozenset({"nvidia.com/gfd.timestamp"})
 #: Conditions under which a kubelet refuses pods, or pods cannot talk, whatever the taints say.
 _REFUSING: Final = frozenset({"DiskPressure", "PIDPressure", "NetworkUnavailable"})
 _DEFAULT_PODS: Final = 110
+_REPLICAS: Final = "nvidia.com/gpu.replicas"
+_COUNT: Final = "nvidia.com/gpu.count"
 #: Resources with a place of their own in a node.
 _OF_THEIR_OWN: Final = frozenset({"cpu", "memory", "pods", keys.GPU_RESOURCE, *HAMI})
 
@@ -40,7 +42,7 @@ def node_of(seen: NodeObject) -> Node:
     cpu = _read(allocatable, "cpu", in_milli=True)
     mem = mib(_read(allocatable, "memory"), up=False)
     pods = _read(allocatable, "pods") if "pods" in allocatable else _DEFAULT_PODS
-    count = _read(allocatable, keys.GPU_RESOURCE)
+    count = _devices(_read(allocatable, keys.GPU_RESOURCE), labels)
     closed = _closed(labels, allocatable)
     device_mib = int(labels[keys.NODE_GPU_MEMORY]) if labels.get(keys.NODE_GPU_MEMORY, "").isdecimal() else 0
     model = labels.get(keys.NODE_GPU_MODEL, "")
@@ -89,13 +91,24 @@ def _ready(seen: NodeObject) -> bool:
     return not any(conditions.get(name) == "True" for name in _REFUSING)
 
 
+def _devices(allocatable: int, labels: dict[str, str]) -> int:
+    """Each device is offered `gpu.replicas` times where devices are shared by the plugin."""
+    replicas = _number(labels.get(_REPLICAS, ""))
+    if replicas <= 1:
+        return allocatable
+    return min(_number(labels.get(_COUNT, "")) or allocatable, allocatable // replicas)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
+
+
 def _closed(labels: dict[str, str], allocatable: Quantities) -> str:
     """Why an index does not stand for one undivided device here."""
     product = labels.get(keys.NODE_GPU_MODEL, "")
     if "-MIG-" in product or any(name.startswith("nvidia.com/mig-") for name in allocatable):
         return "MIG mode"
-    replicas = labels.get("nvidia.com/gpu.replicas", "")
-    if replicas.isdecimal() and int(replicas) > 1:
+    if _number(labels.get(_REPLICAS, "")) > 1:
         return "time-sliced"
     if product.endswith("-SHARED") or "nvidia.com/gpu.shared" in allocatable:
         return "time-sliced"

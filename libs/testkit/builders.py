@@ -36,6 +36,7 @@ def node(
     cordoned: bool = False,
     ready: bool = True,
     gpus_closed: str = "",
+    extra: dict[str, int] | None = None,
 ) -> Node:
     """Taints as "key=value:Effect". The spec digest follows the facts."""
     bare = Node(
@@ -52,6 +53,7 @@ def node(
         unschedulable=cordoned,
         ready=ready,
         gpus_closed=gpus_closed,
+        extra=extra or {},
     )
     digest = hashlib.blake2b(msgspec.json.encode(bare, order="sorted"), digest_size=8).hexdigest()
     return msgspec.structs.replace(bare, spec=digest)
@@ -73,16 +75,22 @@ def tolerate(text: str) -> Toleration:
 
 
 def request(
-    gpus: int = 0, share: int = 0, mib: int = 0, cpu: int = 1000, mem: int = 1024, models: Iterable[str] = ()
+    gpus: int = 0,
+    share: int = 0,
+    mib: int = 0,
+    cpu: int = 1000,
+    mem: int = 1024,
+    models: Iterable[str] = (),
+    extra: dict[str, int] | None = None,
 ) -> Request:
     """`gpus` whole devices; with `share` (milli) or `mib` a part of each (of one where `gpus` is 0)."""
     count = gpus or (1 if share or mib else 0)
-    return Request(cpu, mem, GpuRequest(count, share, mib, tuple(models)))
+    return Request(cpu, mem, GpuRequest(count, share, mib, tuple(models)), tuple(sorted((extra or {}).items())))
 
 
 def task(name: str, *, namespace: str = "team", index: int = 0, role: str = "", **more: Any) -> Task:
-    """A pending pod. `selector`, `tolerations` ("key=value:Effect"), `unsupported` and `created` as named; the rest is
-    the request."""
+    """A pending pod. `selector`, `tolerations` ("key=value:Effect"), `unsupported`, `labels`, `rules` and `created` as
+    named; the rest is the request."""
     return Task(
         id="uid-" + name,
         name=name,
@@ -94,6 +102,8 @@ def task(name: str, *, namespace: str = "team", index: int = 0, role: str = "", 
         tolerations=tuple(map(tolerate, more.pop("tolerations", ()))),
         unsupported=tuple(more.pop("unsupported", ())),
         created=more.pop("created", 0.0),
+        labels=more.pop("labels", {}),
+        rules=more.pop("rules", None),
         request=request(**more),
     )
 

@@ -210,12 +210,10 @@ class RuledFeasibility(Feasibility):
             return False
         if not self._affinity:
             return True
-        suited = self.codes_now()[self.slots() > 0]
-        if (suited != CODE[Reason.POD_AFFINITY]).any():
-            return True
-        # A new node is its own host, so nobody whom the task must join is there; it may be in the same wider domain.
-        joins = self._book.table(Kind(self._affinity)).total
-        return bool(joins) and all(term.topology != HOST for term in self._affinity)
+        if not self._book.table(Kind(self._affinity)).total:
+            return self._means_itself()  # the first of its group, else there is nobody to be near
+        # Nobody whom the task must join is on a new node; one in the same wider domain may be near.
+        return all(term.topology != HOST for term in self._affinity)
 
     def codes_now(self) -> Ints:
         codes = super().codes_now()

@@ -81,3 +81,16 @@ def test_devices_without_an_index_of_their_own_are_closed(
     labels: dict[str, str], allocatable: dict[str, str], why: str
 ) -> None:
     assert parse_node(raw_node(gpus=1, labels=labels, allocatable=allocatable)).gpus_closed == why
+
+
+@pytest.mark.parametrize(("labels", "devices"), [({}, 4), ({"nvidia.com/gpu.count": "2"}, 2)])
+def test_a_device_that_is_offered_several_times_is_one_device(labels: dict[str, str], devices: int) -> None:
+    node = parse_node(raw_node(gpus=16, labels={"nvidia.com/gpu.replicas": "4", **labels}))
+    assert (len(node.gpus), node.gpus_closed) == (devices, "time-sliced")
+
+
+def test_other_resources_are_kept_by_name() -> None:
+    amounts = {"example.com/fpga": "2", "hugepages-2Mi": "64Mi", "hugepages-1Gi": "0", "ephemeral-storage": "1Gi"}
+    node = parse_node(raw_node(allocatable=amounts))
+    assert node.extra == {"example.com/fpga": 2, "hugepages-2Mi": 64 * 2**20, "ephemeral-storage": 2**30}
+    assert node.spec != parse_node(raw_node(allocatable={**amounts, "example.com/fpga": "1"})).spec

@@ -7,6 +7,7 @@ import pytest
 
 from libs.domain.nodes import Gpu
 from libs.domain.resources import Charge, GpuGrant, GpuRequest, Request
+from libs.kube.pods import PodView
 from tests.unit.libs.kube.objects_for_tests import pod
 
 GIB = 1024
@@ -43,6 +44,63 @@ class TestEffectiveRequest:
     def test_a_pod_level_figure_replaces_the_sum(self) -> None:
         view = pod(limits={"cpu": "1", "nvidia.com/gpu": "1"}, resources={"requests": {"cpu": "6", "memory": "3Gi"}})
         assert view.request == Request(6000, 3 * GIB, GpuRequest(count=1))
+
+    def test_pod_level_figures_mean_cpu_memory_and_huge_pages_only_and_overhead_comes_on_top(self) -> None:
+        view = pod(
+            limits={"example.com/fpga": "1", "hugepages-2Mi": "8Mi"},
+            resources={"requests": {"cpu": "2", "hugepages-2Mi": "16Mi", "example.com/fpga": "5"}},
+            overhead={"cpu": "250m", "memory": "64Mi"},
+        )
+        assert view.request == Request(2250, 64, extra=(("example.com/fpga", 1), ("hugepages-2Mi", 16 * 1024**2)))
+
+    def test_pod_level_limits_stand_in_only_where_no_container_asks(self) -> None:
+        asks = [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]
+        view = pod(containers=asks, resources={"limits": {"cpu": "4", "memory": "2Gi"}})
+        assert view.request == Request(1000, 2 * GIB)
+
+    def test_cpu_is_summed_before_it_is_rounded(self) -> None:
+        parts = [{"name": n, "resources": {"requests": {"cpu": "100500u"}}} for n in "ab"]
+        assert pod(containers=parts).request.cpu == 201
+
+    @pytest.mark.parametrize(
+        ("reason", "cpu", "mem"),
+        [
+            # What the spec asks now is 2 cores and 1 GiB; 3 cores run, 2 GiB were set aside.
+            ("Deferred", 3000, 2048),
+            ("", 3000, 2048),
+            ("Infeasible", 3000, 2048),
+        ],
+    )
+    def test_a_pod_that_is_being_resized_counts_with_the_most_of_it(self, reason: str, cpu: int, mem: int) -> None:
+        assert self.resizing(reason, asked="2").request == Request(cpu, mem)
+
+    @pytest.mark.parametrize(("reason", "cpu"), [("Deferred", 9000), ("Infeasible", 3000)])
+    def test_a_resize_that_is_infeasible_is_not_waited_for(self, reason: str, cpu: int) -> None:
+        assert self.resizing(reason, asked="9").request.cpu == cpu
+
+    def resizing(self, reason: str, asked: str) -> PodView:
+        status = {
+            "phase": "Running",
+            "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}] if reason else [],
+            "containerStatuses": [
+                {
+                    "name": "c",
+                    "resources": {"requests": {"cpu": "3", "memory": "1Gi"}},
+                    "allocatedResources": {"cpu": "1", "memory": "2Gi"},
+                }
+            ],
+        }
+        asks = [{"name": "c", "resources": {"requests": {"cpu": asked, "memory": "1Gi"}}}]
+        return pod(containers=asks, status=status, nodeName="n1")
+
+    def test_a_pod_level_resize_counts_with_the_most_of_it(self) -> None:
+        status = {
+            "phase": "Running",
+            "resources": {"requests": {"cpu": "6"}},
+            "allocatedResources": {"cpu": "2", "memory": "3Gi"},
+        }
+        view = pod(resources={"requests": {"cpu": "4", "memory": "1Gi"}}, status=status, nodeName="n1")
+        assert view.request == Request(6000, 3 * GIB)
 
     def test_memory_is_summed_before_it_is_rounded(self) -> None:
         parts = [{"name": "c", "resources": {"requests": {"memory": "100M"}}} for _ in range(2)]
