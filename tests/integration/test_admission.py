@@ -4,9 +4,11 @@ gets nobody what Pod Security would refuse him, and a namespace that opted in ne
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from libs.domain import keys
 from libs.domain.resources import GpuRequest
@@ -20,6 +22,7 @@ from tools.stack import StackInfo
 
 pytestmark = pytest.mark.real
 
+EXCLUSIVE = Path(__file__).resolve().parents[2] / "k8s" / "exclusive"
 VISIBLE = {
     "name": "NVIDIA_VISIBLE_DEVICES",
     "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{keys.GPUS}']"}},
@@ -250,14 +253,22 @@ class Opted:
         self._kube, self._namespace = kube, namespace
 
     async def pod(self, *, meta: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+        answer = await self._create(meta, spec)
+        assert answer.ok, why(answer)
+        return dict(json.loads(answer.body))
+
+    async def refusal(self, **spec: Any) -> str:
+        """Why the pod is refused, empty if it is not."""
+        answer = await self._create(None, spec)
+        return "" if answer.ok else why(answer)
+
+    async def _create(self, meta: dict[str, Any] | None, spec: dict[str, Any]) -> Answer:
         body = {
             "metadata": {"name": "p", **(meta or {})},
             "spec": {"containers": [{"name": "main", "image": "train:1"}], **spec},
         }
         path = writes.pods_path(self._namespace)
-        answer = await self._kube.call("POST", path, json.dumps(body).encode(), params={"dryRun": "All"})
-        assert answer.ok, why(answer)
-        return dict(json.loads(answer.body))
+        return await self._kube.call("POST", path, json.dumps(body).encode(), params={"dryRun": "All"})
 
 
 @pytest.fixture
@@ -323,3 +334,69 @@ async def test_a_manifest_of_hamis_is_read_as_the_part_of_a_device_that_it_means
     containers = [{"name": "main", "image": "i", "resources": {"limits": {"cpu": "1", **limits}}}]
     view = parse_pod(json.dumps(await opted.pod(containers=containers)).encode())
     assert (view.request.gpu, view.unsupported) == (expected, ())
+
+
+# --- exclusive mode ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def exclusive(info: StackInfo, admin: Kube, namespace: str) -> AsyncIterator[Opted]:
+    """The policies of `k8s/exclusive`, bound to the test's namespace alone: the stack is shared."""
+    documents = list(yaml.safe_load_all((EXCLUSIVE / "policy.yaml").read_text()))
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    for document in documents:
+        if document["kind"].endswith("Binding"):
+            document["spec"]["matchResources"] = {"namespaceSelector": selector}
+    text = "---\n".join(yaml.safe_dump(document) for document in documents)
+    kubectl(info, "apply", "--server-side", "-f", "-", stdin=text)
+    pods = Opted(admin, namespace)
+
+    async def active() -> bool:
+        return "given out by Drystone alone" in await pods.refusal(containers=[asking("1")])
+
+    await until(active)
+    yield pods
+    kubectl(info, "delete", "-f", "-", stdin=text)
+
+
+def asking(gpus: str, resource: str = "nvidia.com/gpu") -> dict[str, Any]:
+    return {"name": "main", "image": "i", "resources": {"limits": {resource: gpus}}}
+
+
+async def test_in_exclusive_mode_devices_are_asked_of_drystone_or_not_at_all(exclusive: Opted) -> None:
+    assert "names no node" in await exclusive.refusal(
+        containers=[asking("1")], schedulerName="drystone", nodeName="some-node"
+    )
+    assert "set schedulerName to drystone" in await exclusive.refusal(
+        containers=[asking("1", "nvidia.com/mig-1g.10gb")]
+    )
+    plain = {"name": "main", "image": "i"}
+    init = {**asking("1"), "name": "init"}
+    assert "set schedulerName" in await exclusive.refusal(containers=[plain], initContainers=[init])
+    await exclusive.pod(containers=[asking("1")], schedulerName="drystone")
+    await exclusive.pod(containers=[plain])
+    await exclusive.pod(containers=[plain], nodeName="some-node")
+
+
+async def test_in_exclusive_mode_only_the_binder_and_the_clusters_scheduler_bind(
+    info: StackInfo, admin: Kube, exclusive: Opted, namespace: str
+) -> None:
+    assert (
+        await admin.call("POST", writes.pods_path(namespace), json.dumps(pod_object("p", namespace=namespace)).encode())
+    ).ok
+    pod = json.loads((await writes.get_pod(admin, namespace, "p")).body)["metadata"]
+    node = f"node-of-{namespace}"
+    assert (await admin.call("POST", writes.NODES, json.dumps(node_object(node)).encode())).ok
+    binder = KubeClient.from_kubeconfig(info.kubeconfig_for("binder"))
+    try:
+        place = (namespace, "p", pod["uid"], pod["resourceVersion"], node)
+        refused = await writes.bind(admin, *place, {})
+        assert "bound by Drystone and the cluster's own scheduler alone" in why(refused)
+        assert (await writes.bind(binder, *place, {keys.GPUS: "0"})).ok
+    finally:
+        await binder.close()
+        await admin.call("DELETE", f"{writes.NODES}/{node}")
+
+
+def test_the_exclusive_overlay_applies(info: StackInfo) -> None:
+    kubectl(info, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-k", str(EXCLUSIVE))
