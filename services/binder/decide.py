@@ -66,6 +66,8 @@ def objection(assignment: Assignment, now: Node | None, then: Node | None) -> st
         return ""
     if now.cpu < then.cpu or now.mem < then.mem or now.pods < then.pods:
         return "node has shrunk"
+    if any(now.extra.get(name, 0) < amount for name, amount in then.extra.items()):
+        return "node has less of another resource"
     if any(now.labels.get(key) != value for key, value in then.labels.items()):
         return "node's labels changed"
     return ""

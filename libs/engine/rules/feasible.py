@@ -118,9 +118,10 @@ class RuledFeasibility(Feasibility):
         codes, size = self._domains(topology)
         if not counts.total:
             return np.zeros(len(codes), np.bool_)
-        has = codes >= 0
-        held = np.bincount(codes[has], counts.vector(self._snapshot)[has], size)
-        return has & (held[codes] > 0)
+        held = np.zeros(size + 1, np.bool_)
+        held[codes[counts.vector(self._snapshot) > 0]] = True
+        held[-1] = False  # rows without the label
+        return np.asarray(held[codes], np.bool_)
 
     def _apply_affinity(self, codes: Ints, near: Counts) -> None:
         satisfied = np.ones(len(codes), np.bool_)
