@@ -28,6 +28,8 @@ RANK_BITS: Final = 24
 RANK_MASK: Final = (1 << RANK_BITS) - 1
 #: From this many changed rows on, numpy on all of them beats integers one by one.
 FEW: Final = 24
+#: Rows that do not fit are dropped where fewer than one in this many are left over.
+_MOST: Final = 1.5
 
 
 class Feasibility:
@@ -114,29 +116,33 @@ class Feasibility:
         return (score << RANK_BITS) | (RANK_MASK - int(snapshot.rank[row]))
 
     def _score(self, rows: Ints | None) -> None:
-        """Many rows (None: all) with numpy."""
-        snapshot = self._snapshot
-        columns = everything = snapshot.columns()
+        """Many rows (None: all) with numpy. Rows that cannot take the task drop out before anything dear is asked."""
+        snapshot, ask = self._snapshot, self.ask
+        everything = snapshot.columns()
+        columns = everything
         if rows is None:
             rows = columns.row
         else:
             columns = columns.take(rows)
-        ask = self.ask
-        fits, tight = device_fit(snapshot, columns, ask)
-        fits = fits & (self.codes[rows] == 0) & (columns.pods >= 1)
+        fits = (self.codes.take(rows) == 0) & (columns.pods >= 1)
         if ask.cpu:
             fits &= columns.cpu >= ask.cpu
         if ask.mem:
             fits &= columns.mem >= ask.mem
         if ask.count:
             fits &= ~columns.shut
-        fitting = np.flatnonzero(fits)
-        if 4 * len(fitting) < 3 * len(rows):
-            self.keys[rows] = -1
-            if not len(fitting):
-                return
-            rows, tight, fits = rows[fitting], tight[fitting], fits[fitting]
-            columns = everything.take(rows)
+            fits &= columns.gpu_free >= ask.gpu_milli
+        self.keys[rows] = -1
+        kept = np.flatnonzero(fits)
+        if not len(kept):
+            return
+        if _MOST * len(kept) < len(rows):
+            rows, columns, fits = rows[kept], everything.take(rows[kept]), fits[kept]
+        room, tight = device_fit(snapshot, columns, ask)
+        fits &= room
+        kept = np.flatnonzero(fits)
+        if _MOST * len(kept) < len(rows):
+            rows, columns, fits, tight = rows[kept], everything.take(rows[kept]), fits[kept], tight[kept]
         total = np.zeros(len(rows), np.int64)
         for policy, weight in self._policies:
             total += weight * policy.many(columns, ask, tight)

@@ -18,6 +18,7 @@ from libs.domain.nodes import Taint, Toleration
 from libs.domain.resources import WHOLE
 from libs.domain.verdicts import LASTING, Reason
 from libs.engine.ask import Ask
+from libs.engine.matrix import row_minima
 from libs.engine.rules.match import node_matches
 from libs.engine.snapshot import Bools, Columns, Ints, Snapshot
 
@@ -88,8 +89,10 @@ def eligible(snapshot: Snapshot, columns: Columns, ask: Ask) -> Bools:
     """Devices that exist and are of a model that will do."""
     if not ask.models:
         return columns.exists
-    codes = snapshot.model_codes(ask.models)
-    return columns.exists & np.isin(columns.model, codes) & (columns.model > 0)
+    accepted = np.zeros(snapshot.model_count, np.bool_)
+    accepted[[code for code in snapshot.model_codes(ask.models) if code > 0]] = True
+    found: Bools = columns.exists & accepted.take(columns.model)
+    return found
 
 
 def _set(codes: Ints, where: Bools, reason: Reason) -> None:
@@ -165,7 +168,9 @@ def device_fit(snapshot: Snapshot, columns: Columns, ask: Ask) -> tuple[Bools, I
         size = columns.dev_mib
         left = columns.milli - np.where(size > 0, ask.mib * WHOLE // np.maximum(size, 1), WHOLE)
         fits = devices & (left >= 0) & (columns.mib >= ask.mib)
-    tightest = np.where(fits, left, WHOLE + 1).min(axis=1, initial=WHOLE + 1)
+    tightest = row_minima(np.where(fits, left, WHOLE + 1))
+    if ask.count == 1:
+        return tightest <= WHOLE, tightest
     return fits.sum(axis=1) >= ask.count, tightest
 
 

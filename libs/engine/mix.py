@@ -24,6 +24,8 @@ REMEMBERED: Final = 65_536
 OWNER_PARTS: Final = 4
 #: At most so many shapes are kept; the rarest are forgotten when the counts are halved.
 SHAPES: Final = 1_024
+#: The most tasks between two versions of the mix.
+RENEWED: Final = 2_048
 #: What weights sum to.
 ONE: Final = 1 << 20
 
@@ -61,7 +63,7 @@ class MixState(NamedTuple):
 
 class TypicalMix:
     """Counts per owner and shape. `version` grows when `shares` is to be looked at anew: after each of the first jobs,
-    then ever more rarely, at least every `renew` tasks."""
+    then ever more rarely, at least every RENEWED tasks."""
 
     def __init__(self, fixed: Iterable[tuple[Request, int]] = ()) -> None:
         """With `fixed` (requests and how often they come) the mix is that for ever."""
@@ -72,8 +74,6 @@ class TypicalMix:
         self._shapes: dict[Request, Shape] = {}
         self.seen = 0
         self.version = 0
-        #: The most tasks between two versions.
-        self.renew = 512
         self._fixed = False
         for request, count in fixed:
             counts = self._counts.setdefault("", {})
@@ -107,7 +107,7 @@ class TypicalMix:
             self._fade()
         if self.seen >= self._due:
             self.version += 1
-            self._due = self.seen + max(1, min(self.seen // 2, self.renew))
+            self._due = self.seen + max(1, min(self.seen // 2, RENEWED))
 
     def _fade(self) -> None:
         total = 0
@@ -153,7 +153,7 @@ class TypicalMix:
             self._counts.setdefault(owner, {})[shape] = count
         self._total = sum(count for _, _, count in state.counts)
         self.seen = state.seen
-        self._due = self.seen + max(1, min(self.seen // 2, self.renew))
+        self._due = self.seen + max(1, min(self.seen // 2, RENEWED))
         self.version += 1
 
 

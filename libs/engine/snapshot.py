@@ -67,7 +67,7 @@ class _Part(Columns):
         self._rows = rows
 
     def __getattr__(self, name: str) -> Any:
-        column = getattr(self._whole, name)[self._rows]
+        column = getattr(self._whole, name).take(self._rows, axis=0)
         setattr(self, name, column)
         return column
 
@@ -84,6 +84,8 @@ class Snapshot:
         #: Grows whenever rows are added or renumbered: readers then start from the beginning.
         self.shape = 0
         self.version = 0  # counts every change of room or facts
+        #: Free milli GPU of all nodes.
+        self.gpu_free = 0
         self._free_rows: list[int] = []
         self._stale: set[int] = set()
         self._stale_spec: set[int] = set()
@@ -112,6 +114,8 @@ class Snapshot:
             if state is not None and _same(state.node, node):
                 state.node = node
                 return False
+            if state is not None:
+                self.gpu_free -= state.gpu_free
             self.states[row] = self._state(row, node)
         else:
             if self._free_rows:
@@ -128,12 +132,16 @@ class Snapshot:
     def _state(self, row: int, node: Node) -> NodeState:
         state = NodeState(row, node, self.uses.get(node.name))
         state.codes = [self._models.setdefault(model, len(self._models)) for model in state.models]
+        self.gpu_free += state.gpu_free
         return state
 
     def node_gone(self, name: str) -> bool:
         row = self.rows.pop(name, None)
         if row is None:
             return False
+        state = self.states[row]
+        if state is not None:
+            self.gpu_free -= state.gpu_free
         self.states[row] = None
         self._free_rows.append(row)
         self.touched_spec(row)
@@ -157,7 +165,9 @@ class Snapshot:
         if row is not None:
             state = self.states[row]
             if state is not None:
+                self.gpu_free -= state.gpu_free
                 state.reset(use)
+                self.gpu_free += state.gpu_free
                 if (old is not None and old.gone) != use.gone:
                     self.touched_spec(row)
                 else:
@@ -172,20 +182,26 @@ class Snapshot:
         """The ledger's truth again."""
         state = self.states[row]
         if state is not None:
+            self.gpu_free -= state.gpu_free
             state.reset(self.uses.get(state.name))
+            self.gpu_free += state.gpu_free
             self.touched(row)
 
     # -- room -------------------------------------------------------------------------------------------------------
     def take(self, row: int, charge: Charge, pods: int = 1) -> None:
         state = self.states[row]
         if state is not None:
+            self.gpu_free -= state.gpu_free
             state.take(charge, pods)
+            self.gpu_free += state.gpu_free
             self.touched(row)
 
     def give(self, row: int, charge: Charge, pods: int = 1) -> None:
         state = self.states[row]
         if state is not None:
+            self.gpu_free -= state.gpu_free
             state.give(charge, pods)
+            self.gpu_free += state.gpu_free
             self.touched(row)
 
     def touched(self, row: int) -> None:

@@ -12,6 +12,7 @@ from libs.domain.resources import Charge, Request
 from libs.engine.devices import NodeState
 from libs.engine.mix import ONE, TypicalMix
 from libs.engine.policies.fgd import typical
+from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.usable import Usable
 from libs.engine.snapshot import Snapshot
 
@@ -25,7 +26,8 @@ class Fragments:
         self._snapshot = Snapshot()
         for node in nodes:
             self._snapshot.node_seen(node)
-        self._usable = Usable(self._snapshot, typical(TypicalMix(tasks).shares()))
+        shares = typical(TypicalMix(tasks).shares())
+        self._usable = Usable(Kinds(self._snapshot, [share.shape for share in shares]), shares)
         self._known: dict[str, int] = {}
         self.total = 0
         for name in self._snapshot.rows:

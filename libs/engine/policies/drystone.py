@@ -50,7 +50,7 @@ class Drystone(Base):
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
-        self._tables = Tables(around.snapshot, around.mix, self._gather, self._weigh)
+        self._tables = Tables(around.snapshot, around.mix, self._gather, self._weigh, idle=True)
 
     def epoch(self) -> int:
         return self._tables.epoch()

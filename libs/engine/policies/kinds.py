@@ -14,7 +14,7 @@ import numpy as np
 
 from libs.domain.resources import WHOLE
 from libs.engine.mix import Shape, Share
-from libs.engine.snapshot import Columns, Ints, Snapshot
+from libs.engine.snapshot import Bools, Columns, Ints, Snapshot
 
 #: Amounts of one device: 0..1000 milli.
 AMOUNTS: Final = WHOLE + 1
@@ -50,6 +50,12 @@ class Kinds:
 
     def codes_of(self, models: Iterable[str]) -> list[int]:
         return [self._codes[name] for name in models if name in self._codes]
+
+    def accepted(self, models: Iterable[str]) -> Bools:
+        """By code, whether a model is among these."""
+        found = np.zeros(self.models, np.bool_)
+        found[self.codes_of(models)] = True
+        return found
 
     def _resolve(self, shape: Shape) -> list[Want]:
         codes = self.codes_of(shape.models) if shape.models else range(self.models)

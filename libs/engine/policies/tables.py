@@ -1,5 +1,6 @@
-"""Look-up tables of usable GPU that follow the typical mix: made anew when the mix has a new version or the cluster a
-new model of GPU, and at no other time, so that all classes of tasks are scored by the same numbers.
+"""Look-up tables of usable GPU that follow the typical mix: made anew when the mix has a new version, when the idle GPU
+of the cluster has changed by an eighth, or when a model of GPU is new, and at no other time, so that all classes of
+tasks are scored by the same numbers.
 
 What every node is worth as it stands is the same for all classes, so it is kept and followed node by node.
 """
@@ -7,6 +8,7 @@ What every node is worth as it stands is the same for all classes, so it is kept
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
@@ -19,15 +21,26 @@ from libs.engine.snapshot import Columns, Ints, Snapshot
 #: The shares that stand in the tables, and those in their place that are scored by.
 Weigh = Callable[[Kinds, list[Share]], list[Share]]
 #: From this many changed rows on, all are valued at once.
-_MANY = 64
+_MANY: Final = 64
+#: Tables are made anew when idle GPU has changed by this part of what it was, but not for every single task.
+IDLE_PARTS: Final = 8
+LEAST_TASKS: Final = 16
 
 
 class Tables:
     def __init__(
-        self, snapshot: Snapshot, mix: TypicalMix, gather: Callable[[list[Share]], list[Share]], weigh: Weigh
+        self,
+        snapshot: Snapshot,
+        mix: TypicalMix,
+        gather: Callable[[list[Share]], list[Share]],
+        weigh: Weigh,
+        idle: bool,
     ) -> None:
+        """Without `idle` the tables do not depend on what is idle."""
         self._snapshot = snapshot
         self._mix = mix
+        self._follows = idle
+        self._made_at = self._idle = 0
         self._gather = gather
         self._weigh = weigh
         self._made_for: tuple[int, int, int] | None = None
@@ -41,14 +54,21 @@ class Tables:
         """How many times the tables were made; makes them where that is due."""
         snapshot = self._snapshot
         made_for = (self._mix.version, snapshot.model_count, snapshot.width)
-        if made_for != self._made_for:
+        if made_for != self._made_for or self._stale():
             shares = self._gather(self._mix.shares())
             kinds = Kinds(snapshot, [share.shape for share in shares])
             self.usable = Usable(kinds, self._weigh(kinds, shares))
             self._made_for = (self._mix.version, snapshot.model_count, snapshot.width)
+            self._made_at = self._mix.seen
+            self._idle = snapshot.gpu_free
             self._epoch += 1
             self._at = -1
         return self._epoch
+
+    def _stale(self) -> bool:
+        if not self._follows or self._mix.seen - self._made_at < LEAST_TASKS:
+            return False
+        return IDLE_PARTS * abs(self._snapshot.gpu_free - self._idle) > self._idle
 
     def worth(self, node: NodeState) -> int:
         """What the node is worth as it is."""

@@ -23,6 +23,7 @@ import numpy as np
 from libs.domain.resources import WHOLE
 from libs.engine.ask import Ask
 from libs.engine.devices import NodeState
+from libs.engine.matrix import row_maxima, row_sums
 from libs.engine.mix import Share
 from libs.engine.policies.kinds import AMOUNTS, Kinds
 from libs.engine.snapshot import Columns, Ints
@@ -51,7 +52,9 @@ class Usable:
             np.cumsum(table, axis=1, out=table)
             np.cumsum(table, axis=2, out=table)
         several *= WHOLE * np.arange(places, dtype=np.int64)
-        self._device: Ints = (device[:, :, kinds.step] * _IDLE).reshape(-1)
+        expanded = np.repeat(device, np.bincount(kinds.step, minlength=len(amounts) + 1), axis=2)
+        expanded *= _IDLE
+        self._device: Ints = expanded.reshape(-1)
         self._several: Ints = several.reshape(-1)
         # A view gives plain integers, several times faster than numpy scalars.
         self._device_view: Sequence[int] = memoryview(self._device)  # type: ignore[arg-type]
@@ -139,7 +142,7 @@ class Usable:
         at = (nodes.model * self._depth + level[:, None]) * AMOUNTS
         at += held_on(nodes)
         main = (nodes.main * self._depth + level) * self._places
-        value = self._device[at].sum(axis=1) + self._several[main + nodes.idle]
+        value = row_sums(self._device.take(at)) + self._several.take(main + nodes.idle)
         return np.where(nodes.shut, 0, value)
 
     def after_many(self, nodes: Columns, ask: Ask) -> Ints:
@@ -147,11 +150,11 @@ class Usable:
         level = np.searchsorted(self._level_array, nodes.cpu - ask.cpu, side="right")
         held = held_on(nodes)
         at = (nodes.model * self._depth + level[:, None]) * AMOUNTS
-        values = self._device[at + held]
+        values = self._device.take(at + held)
         main = nodes.main * self._depth + level
         base = main * self._places
-        idle = self._several[base + nodes.idle]
-        total: Ints = values.sum(axis=1) + idle
+        idle = self._several.take(base + nodes.idle)
+        total: Ints = row_sums(values) + idle
         if not ask.count:
             return np.where(nodes.shut, 0, total)
         if not ask.share:
@@ -166,15 +169,14 @@ class Usable:
             left = held - np.where(size > 0, ask.mib * WHOLE // np.maximum(size, 1), WHOLE)
             fits = (left >= 0) & nodes.usable & (nodes.mib >= ask.mib)
         if ask.models:
-            fits &= np.isin(nodes.model, self._kinds.codes_of(ask.models))
-        change = self._device[at + np.maximum(left, 0)] - values
+            fits &= self._kinds.accepted(ask.models).take(nodes.model)
+        change = self._device.take(at + np.maximum(left, 0)) - values
         broken = self._several[base + np.maximum(nodes.idle - 1, 0)] - idle
         whole_device = (held == WHOLE) & (nodes.mib == nodes.dev_mib)
         change += whole_device * broken[:, None]
         change[~fits] = _NONE
         if ask.count == 1:
-            total += change.max(axis=1)
-            return total
+            return total + row_maxima(change)
         ordered = np.sort(change, axis=1)[:, ::-1][:, : ask.count]
         total += np.where(ordered > _NONE, ordered, 0).sum(axis=1)
         return total
