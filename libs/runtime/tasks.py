@@ -7,7 +7,7 @@ the caller; cancellation is passed on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, NoReturn
 
 import structlog
@@ -29,6 +29,16 @@ async def never_ends(coro: Awaitable[object], name: str) -> NoReturn:
     """Await `coro`; that it returns is an error."""
     await coro
     raise EndedTask(f"the task {name!r} returned although it was meant to run for ever")
+
+
+async def ended(tasks: Collection[asyncio.Task[Any]], *, again_s: float = 0.5) -> None:
+    """Cancel until all have ended; their faults are left to whoever owns them. Once is not enough: until Python 3.12 a
+    cancellation that arrives together with the answer that `asyncio.wait_for` waits for is lost, and libraries under us
+    use it. A task that then goes on for ever would hold up the end of the process."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=again_s)
 
 
 async def supervised(
@@ -65,8 +75,7 @@ async def run_until(stop: asyncio.Event, tasks: Mapping[str, Coroutine[Any, Any,
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(never_ends(coro, name), name=name) for name, coro in tasks.items()]
             await stop.wait()
-            for task in running:
-                task.cancel()
+            await ended(running)
     except BaseExceptionGroup as faults:
         if len(faults.exceptions) == 1:
             raise faults.exceptions[0] from None

@@ -16,7 +16,7 @@ from libs.bus.positions import Positions
 from libs.host.parts import Parts
 from libs.runtime.lifecycle import Health
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import never_ends
+from libs.runtime.tasks import ended, never_ends
 from libs.store.port import LedgerUnavailable, StaleGeneration
 from services.binder import metrics
 from services.binder.applier import Applier
@@ -72,9 +72,7 @@ class Binder:
                 self._parts.clock,
             )
             # What is left comes back by redelivery, or by the deadline of its claim.
-            self._applier.pool.close()
-            for task in (taking, *eternal):
-                task.cancel()
+            await ended((taking, *eternal, *self._applier.pool.close()))
 
     async def _expire(self) -> None:
         while True:

@@ -125,14 +125,13 @@ class WritePool:
         handle = asyncio.get_running_loop().call_later(pause, back)
         self._paused.add(handle)
 
-    def close(self) -> None:
-        """Give up whatever is left. A write that is cut off is one whose effect is unknown: its claim stays in the
-        ledger until its pod is read."""
+    def close(self) -> list[asyncio.Task[None]]:
+        """Give up whatever is left; returns the workers, to be ended. A write that is cut off is one whose effect is
+        unknown: its claim stays in the ledger until its pod is read."""
         for handle in self._paused:
             handle.cancel()
         self._paused.clear()
         self._queue.clear()
         self._waiting.clear()
         self._busy.clear()
-        for worker in self._workers:
-            worker.cancel()
+        return list(self._workers)

@@ -18,7 +18,7 @@ from libs.host.parts import Parts
 from libs.runtime.backoff import Backoff
 from libs.runtime.lifecycle import Health
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import never_ends
+from libs.runtime.tasks import ended, never_ends
 from services.placement import measures
 from services.placement.controller import Controller
 from services.placement.cycle import Cycle
@@ -139,7 +139,8 @@ class Placement:
                 passes = start(self._cycle.run(), "passes")
                 await stop.wait()
                 self._stopping = True
-                _cancel(readers)
+                for reader in readers:
+                    reader.cancel()
                 await run_phases(
                     [
                         Phase("finish the pass in hand", 2.0, lambda: self._finish(passes)),
@@ -147,7 +148,7 @@ class Placement:
                         Phase("publish status", 2.0, self._flush_words),
                     ]
                 )
-            await _ended([*readers, *deciders, *senders])
+            await ended([*readers, *deciders, *senders])
         # Beside others in one process the bus lives on: our partitions go to the other members at once.
         leave = getattr(group, "leave", None)
         if leave is not None:
@@ -204,19 +205,6 @@ async def _either(stop: asyncio.Event, *events: asyncio.Event) -> bool:
     finally:
         for task in (*waiting, stopped):
             task.cancel()
-
-
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel until they have ended. A cancellation that arrives together with the answer that a library waits for can
-    be lost in it, and a task that goes on reading would hold up the end of the process."""
-    while pending := [task for task in tasks if not task.done()]:
-        _cancel(pending)
-        await asyncio.wait(pending, timeout=0.2)
-
-
-def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
 
 
 def build(settings: PlacementSettings, parts: Parts) -> Placement:

@@ -11,7 +11,7 @@ from libs.bus.positions import Positions
 from libs.host.parts import Parts
 from libs.runtime.lifecycle import Health
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import never_ends
+from libs.runtime.tasks import ended, never_ends
 from services.preemptor.budgets import Budgets
 from services.preemptor.emit import Emitter
 from services.preemptor.evict import Evictor
@@ -55,8 +55,7 @@ class Preemptor:
                 self._parts.clock,
             )
             # Plans that are left come back by redelivery; whoever takes over finds who left already.
-            for task in (taking, *eternal, *self._intake.running):
-                task.cancel()
+            await ended((taking, *eternal, *self._intake.running))
 
     def health(self) -> Health:
         detail = {"budgets": str(len(self._budgets)), "plans in hand": str(self._intake.plans_in_hand)}

@@ -16,7 +16,7 @@ from libs.kube.lease import LeaderLease
 from libs.runtime.backoff import Backoff
 from libs.runtime.lifecycle import Health
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import never_ends
+from libs.runtime.tasks import ended, never_ends
 from libs.store.port import LedgerUnavailable, StaleGeneration
 from services.watcher import metrics
 from services.watcher.intake import Intake
@@ -59,8 +59,7 @@ class Watcher:
             self._stopping = True
             # What is not finished by then was not committed and comes again.
             await run_phases([Phase("finish job events", 8.0, lambda: asyncio.wait({intake}))], self._parts.clock)
-            for task in (intake, *eternal):
-                task.cancel()
+            await ended((intake, *eternal))
 
     async def _lead(self) -> None:
         """For ever: wait to lead, lead until the lease is lost or the ledger changes under us."""
@@ -129,7 +128,7 @@ class Watcher:
 
 async def _until(lost: asyncio.Event, work: asyncio.Task[object]) -> None:
     await lost.wait()
-    work.cancel()
+    await ended((work,))
 
 
 def build(settings: WatcherSettings, parts: Parts) -> Watcher:

@@ -8,7 +8,7 @@ import pytest
 from libs.runtime.backoff import Backoff
 from libs.runtime.merge import MergeQueue, Put
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import EndedTask, never_ends, run_until, supervised
+from libs.runtime.tasks import EndedTask, ended, never_ends, run_until, supervised
 
 
 async def _for_ever() -> None:
@@ -30,6 +30,26 @@ async def test_stop_ends_all_tasks_and_a_fault_ends_them_too() -> None:
 
     with pytest.raises(RuntimeError, match="disk on fire"):
         await run_until(asyncio.Event(), {"a": _for_ever(), "b": fails()})
+
+
+async def test_a_cancellation_that_was_lost_in_a_library_does_not_hold_up_the_end() -> None:
+    lost = 0
+
+    async def swallows_two() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                lost += 1
+                if lost > 2:
+                    raise
+
+    task = asyncio.create_task(swallows_two(), name="swallows")
+    await asyncio.sleep(0)
+    await ended([task], again_s=0.01)
+    assert task.cancelled()
+    assert lost == 3
 
 
 async def test_a_supervised_task_is_started_again_with_growing_pauses_but_unknown_faults_pass() -> None:
