@@ -74,6 +74,13 @@ class Rules(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     anti_affinity: tuple[PodTerm, ...] = ()
     spread: tuple[Spread, ...] = ()
     ports: tuple[HostPort, ...] = ()
+    #: Names of volume claims in the pod's namespace.
+    claims: tuple[str, ...] = ()
+
+    @property
+    def namespaced(self) -> bool:
+        """Whether they mean something else for a pod in another namespace or with other labels."""
+        return self.between_pods or bool(self.claims)
 
     @property
     def between_pods(self) -> bool:

@@ -35,6 +35,11 @@ class Reason(enum.StrEnum):
     REPELLED = "a pod nearby keeps this one away by anti-affinity"
     SPREAD = "topology spread constraint"
     PORTS = "host port taken"
+    VOLUME_NODE = "a volume cannot be reached from there"
+    VOLUME_LIMIT = "too many volumes attached"
+    VOLUME_IN_USE = "a volume for one pod only is in use"
+    VOLUME_UNBOUND = "a volume claim is not there or not bound"
+    VOLUME_STATIC = "a volume claim waits for first use without a provisioner, which is not supported"
     CPU = "not enough CPU"
     MEMORY = "not enough memory"
     EXTRA = "not enough of another resource"
@@ -68,6 +73,8 @@ LASTING = frozenset(
         Reason.SELECTOR,
         Reason.AFFINITY,
         Reason.TOPOLOGY,
+        Reason.VOLUME_NODE,
+        Reason.VOLUME_STATIC,
         Reason.EXTRA_TOTAL,
         Reason.GPU_MODEL,
         Reason.GPU_CLOSED,

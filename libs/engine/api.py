@@ -16,6 +16,7 @@ from libs.domain.resources import Charge, Request
 from libs.domain.rules import HostPort, PodTerm
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Verdict
+from libs.domain.volumes import Claim
 
 
 class PendingJob(msgspec.Struct, frozen=True):
@@ -55,6 +56,7 @@ class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
     extra: tuple[tuple[str, int], ...] = ()
     ports: tuple[HostPort, ...] = ()
     anti_affinity: tuple[PodTerm, ...] = ()
+    claims: tuple[str, ...] = ()
     #: The id that its task had, where that is not the pod's uid.
     task: str = ""
 
@@ -121,6 +123,14 @@ class Engine(Protocol):
         ...
 
     def namespace_gone(self, name: str) -> None: ...
+
+    def claim_seen(self, claim: Claim) -> None: ...
+
+    def claim_gone(self, namespace: str, name: str) -> None: ...
+
+    def volume_limits(self, node: str, limits: Mapping[str, int]) -> None:
+        """How many volumes of each driver a node attaches; a driver that is not named has no limit."""
+        ...
 
     def assume(self, task: Task, node: str) -> None:
         """The task's claim was accepted: rules of other pods see it on the node until its pod is seen, until `forget`,

@@ -30,7 +30,7 @@ def ask_key(task: Task, selected: frozenset[str] | None = None) -> AskKey:
     """`selected`: keys of labels on which rules of other pods select that may mean this task; None: there are none."""
     selector, rules = task.node_selector, task.rules
     scope: Scope | None = None
-    if selected is not None or (rules is not None and rules.between_pods):
+    if selected is not None or (rules is not None and rules.namespaced):
         keys = (selected or frozenset()) | (rules.label_keys if rules is not None else frozenset())
         labels = tuple(sorted((k, v) for k, v in task.labels.items() if k in keys))
         scope = Scope(task.namespace, labels, rules)

@@ -13,6 +13,7 @@ from libs.domain.jobs import Task
 from libs.domain.nodes import Node
 from libs.domain.queues import Queue
 from libs.domain.usage import NodeUse, QueueUse
+from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
 from libs.engine.api import Decision, EngineConfig, PendingJob, RunningTask
 from libs.engine.ask import Scope, ask_key
@@ -62,6 +63,15 @@ class PlacementEngine:
 
     def namespace_gone(self, name: str) -> None:
         self._session.book.namespace_gone(name)
+
+    def claim_seen(self, claim: Claim) -> None:
+        self._session.book.claim_seen(claim)
+
+    def claim_gone(self, namespace: str, name: str) -> None:
+        self._session.book.claim_gone(namespace, name)
+
+    def volume_limits(self, node: str, limits: Mapping[str, int]) -> None:
+        self._session.book.volume_limits(node, limits)
 
     def assume(self, task: Task, node: str) -> None:
         self._session.assume(task, node)

@@ -22,12 +22,24 @@ from libs.engine.snapshot import Snapshot
 
 ROOM = (Wake.ROOM_FREED, Wake.NODE_ADDED)
 FACTS = (Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.SPEC_CHANGED)
-_MISSING_KIND = frozenset({Reason.SELECTOR, Reason.AFFINITY, Reason.TOPOLOGY, Reason.GPU_MODEL})
+_MISSING_KIND = frozenset({Reason.SELECTOR, Reason.AFFINITY, Reason.TOPOLOGY, Reason.VOLUME_NODE, Reason.GPU_MODEL})
 #: Reasons that end when a node's facts change, not when room is freed.
 _FACTUAL = frozenset({Reason.NOT_READY, Reason.CORDONED})
 #: Reasons that pods coming, leaving or changing labels can end.
 _OF_PODS = frozenset(
-    {Reason.EXTRA, Reason.PORTS, Reason.SPREAD, Reason.POD_AFFINITY, Reason.ANTI_AFFINITY, Reason.REPELLED}
+    {
+        Reason.EXTRA,
+        Reason.PORTS,
+        Reason.SPREAD,
+        Reason.POD_AFFINITY,
+        Reason.ANTI_AFFINITY,
+        Reason.REPELLED,
+        Reason.VOLUME_LIMIT,
+        Reason.VOLUME_IN_USE,
+        Reason.VOLUME_UNBOUND,
+        Reason.VOLUME_NODE,
+        Reason.VOLUME_STATIC,
+    }
 )
 
 #: The whole answer where nobody will read one.
@@ -64,8 +76,8 @@ def _refusal(snapshot: Snapshot, view: Feasibility) -> Verdict:
         wakes = ROOM if any(r not in _FACTUAL for r in passing) else (Wake.NODE_ADDED,)
         if len(nodes) > len(passing) or any(r in _FACTUAL for r in passing):
             wakes = (*wakes, Wake.NODE_CHANGED)
-        if not _OF_PODS.isdisjoint(passing):
-            wakes = (*wakes, Wake.PODS_CHANGED)
+    if not _OF_PODS.isdisjoint(nodes):
+        wakes = (*wakes, Wake.PODS_CHANGED)
     text = f"0/{total} nodes fit: " + ", ".join(f"{n} {r}" for r, n in ordered)
     return Verdict(
         Kind.NEVER if never else Kind.NOT_NOW,
@@ -123,6 +135,10 @@ def _helps(snapshot: Snapshot, ask: Ask, nodes: dict[Reason, int]) -> tuple[str,
     if Reason.TOPOLOGY in nodes and ask.rules is not None:
         keys = {term.topology for term in ask.rules.affinity} | {term.topology for term in ask.rules.spread}
         said.append("nodes labelled with " + " and ".join(sorted(keys)))
+    if Reason.VOLUME_NODE in nodes:
+        said.append("nodes from which the pod's volumes can be reached")
+    if Reason.VOLUME_STATIC in nodes:
+        said.append("a claim that is bound before its pod is placed")
     if Reason.EXTRA_TOTAL in nodes:
         said.append("nodes with " + ", ".join(f"{n} of {name}" for name, n in ask.extra))
     if Reason.GPU_MODEL in nodes:
@@ -146,6 +162,12 @@ def _rules_help(ask: Ask, nodes: dict[Reason, int]) -> list[str]:
         said.append(", ".join(f"{n} of {name}" for name, n in ask.extra) + " free on one node")
     if Reason.PORTS in nodes and ask.rules is not None:
         said.append("host ports free: " + ", ".join(f"{p.port}/{p.protocol}" for p in ask.rules.ports))
+    if Reason.VOLUME_LIMIT in nodes:
+        said.append("a volume detached from a node")
+    if Reason.VOLUME_IN_USE in nodes:
+        said.append("the pod that uses the volume leaving")
+    if Reason.VOLUME_UNBOUND in nodes:
+        said.append("the pod's volume claims bound")
     if Reason.SPREAD in nodes:
         said.append("room in the topology domains that hold fewer of these pods")
     if Reason.POD_AFFINITY in nodes:

@@ -159,7 +159,7 @@ def pod_of(pod: Pod) -> PodView:
     labels, annotations = meta.labels or {}, meta.annotations or {}
     wish = asked(spec, annotations, status)
     problems = list(wish.unsupported)
-    rules = rules_of(spec, meta.namespace, labels, problems)
+    rules = rules_of(spec, meta.namespace, labels, problems, meta.name)
     unsupported = tuple(problems)
     gang_min = 0
     said_min = annotations.get(keys.GANG_MIN) or labels.get(keys.GANG_MIN)

@@ -20,9 +20,10 @@ from libs.kube.objects import PodSpec, PodStatus, present
 from libs.kube.quantities import mib, units
 from libs.kube.shares import HAMI, Share, share_of
 
-#: Volumes that any node can mount, without limits per node.
+#: Volumes that any node can mount, without limits per node, and those that are claims (`libs.kube.rules`).
 _PLAIN_VOLUMES: Final = frozenset(
-    {"name", "emptyDir", "configMap", "secret", "projected", "downwardAPI", "hostPath", "nfs", "image"}
+    {"name", "emptyDir", "configMap", "secret", "projected", "downwardAPI", "hostPath", "nfs", "image", "csi"}
+    | {"persistentVolumeClaim", "ephemeral"}
 )
 #: Resources with a place of their own in a request.
 _OF_THEIR_OWN: Final = frozenset({"cpu", "memory", keys.GPU_RESOURCE, *HAMI})

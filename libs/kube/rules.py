@@ -34,17 +34,17 @@ class _Selector(_Part, frozen=True):
     match_expressions: tuple[_Expression, ...] | None = None
 
 
-class _NodeTerm(_Part, frozen=True):
+class NodeTermPart(_Part, frozen=True):
     match_expressions: tuple[_Expression, ...] | None = None
     match_fields: tuple[_Expression, ...] | None = None
 
 
-class _NodeSelector(_Part, frozen=True):
-    node_selector_terms: tuple[_NodeTerm, ...] | None = None
+class NodeSelector(_Part, frozen=True):
+    node_selector_terms: tuple[NodeTermPart, ...] | None = None
 
 
 class _NodeAffinity(_Part, frozen=True):
-    required: _NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+    required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
 
 
 class _PodTerm(_Part, frozen=True):
@@ -79,12 +79,21 @@ class _Spread(_Part, frozen=True):
     node_taints_policy: str | None = None
 
 
+class _ClaimSource(_Part, frozen=True):
+    claim_name: str
+
+
+_claim_decoder: Final = msgspec.json.Decoder(_ClaimSource)
+_name_decoder: Final = msgspec.json.Decoder(str)
 _affinity_decoder: Final = msgspec.json.Decoder(_Affinity)
 _spread_decoder: Final = msgspec.json.Decoder(tuple[_Spread, ...])
 
 
-def rules_of(spec: PodSpec, namespace: str, labels: Labels, problems: list[str]) -> Rules | None:
-    """None where the pod has no rules. What cannot be read is a problem, named."""
+def rules_of(
+    spec: PodSpec, namespace: str, labels: Labels, problems: list[str], name: str | None = None
+) -> Rules | None:
+    """None where the pod has no rules. What cannot be read is a problem, named. `name` is the pod's, None for a
+    template's pods."""
     node: tuple[NodeTerm, ...] | None = None
     near: tuple[PodTerm, ...] = ()
     far: tuple[PodTerm, ...] = ()
@@ -96,7 +105,7 @@ def rules_of(spec: PodSpec, namespace: str, labels: Labels, problems: list[str])
             problems.append(f"affinity: {error}"[:200])
         else:
             if affinity.node_affinity is not None and affinity.node_affinity.required is not None:
-                node = tuple(map(_node_term, affinity.node_affinity.required.node_selector_terms or ()))
+                node = tuple(map(node_term, affinity.node_affinity.required.node_selector_terms or ()))
             near = _pod_terms(affinity.pod_affinity, namespace, labels)
             far = _pod_terms(affinity.pod_anti_affinity, namespace, labels)
     if present(spec.topology_spread_constraints):
@@ -107,9 +116,26 @@ def rules_of(spec: PodSpec, namespace: str, labels: Labels, problems: list[str])
         else:
             spread = tuple(_spread(c, labels) for c in constraints if c.when_unsatisfiable != "ScheduleAnyway")
     ports = host_ports(spec)
-    if node is None and not near and not far and not spread and not ports:
+    claims = _claims(spec, name, problems) if spec.volumes else ()
+    if node is None and not near and not far and not spread and not ports and not claims:
         return None
-    return Rules(node, near, far, spread, ports)
+    return Rules(node, near, far, spread, ports, claims)
+
+
+def _claims(spec: PodSpec, name: str | None, problems: list[str]) -> tuple[str, ...]:
+    found: set[str] = set()
+    for volume in spec.volumes or ():
+        try:
+            if "persistentVolumeClaim" in volume:
+                found.add(_claim_decoder.decode(volume["persistentVolumeClaim"]).claim_name)
+            elif "ephemeral" in volume:
+                if name is None:
+                    problems.append("volume of kind ephemeral in a template, whose claim would come after its pod")
+                else:
+                    found.add(f"{name}-{_name_decoder.decode(volume['name'])}")
+        except (msgspec.MsgspecError, KeyError) as error:
+            problems.append(f"volume: {error}"[:200])
+    return tuple(sorted(found))
 
 
 def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
@@ -144,7 +170,7 @@ def _of_labels(labels: Labels, named: tuple[str, ...] | None, operator: str) -> 
     return {Requirement(key, operator, (labels[key],)) for key in named or () if key in labels}
 
 
-def _node_term(term: _NodeTerm) -> NodeTerm:
+def node_term(term: NodeTermPart) -> NodeTerm:
     return NodeTerm(
         _ordered(set(map(_requirement, term.match_expressions or ()))),
         _ordered(set(map(_requirement, term.match_fields or ()))),

@@ -24,8 +24,20 @@ from libs.kube.client import KubeClient
 from libs.kube.nodes import parse_node
 from libs.kube.objects import namespace_decoder
 from libs.kube.pods import PodView, parse_pod
+from libs.kube.volumes import (
+    CLAIMS,
+    CLASSES,
+    CSI_NODES,
+    VOLUMES,
+    claim_decoder,
+    claim_of,
+    class_decoder,
+    class_of,
+    csi_node_decoder,
+    volume_decoder,
+)
 from tools.differential.oracle import Extender
-from tools.differential.world import Object, World, generate, runtime_class
+from tools.differential.world import Object, World, generate, runtime_class, storage_classes
 
 TRIES: Final = 4
 PER_WORLD: Final = 40
@@ -60,6 +72,7 @@ async def run(kube: KubeClient, extender: Extender, cases: int, first_seed: int)
     result = Result()
     begun = time.monotonic()
     await _create(kube, "/apis/node.k8s.io/v1/runtimeclasses", [runtime_class()])
+    await _create(kube, CLASSES, storage_classes())
     seed = first_seed
     while result.cases < cases:
         await _one(kube, extender, seed, generate(seed, min(PER_WORLD, cases - result.cases)), result)
@@ -74,6 +87,10 @@ async def _one(kube: KubeClient, extender: Extender, seed: int, world: World, re
     try:
         await _create(kube, "/api/v1/namespaces", world.namespaces)
         await _create(kube, writes.NODES, world.nodes)
+        await _create(kube, VOLUMES, world.volumes)
+        await _create(kube, CSI_NODES, world.attaching)
+        for claim in world.claims:
+            await _create(kube, f"/api/v1/namespaces/{claim['metadata']['namespace']}/persistentvolumeclaims", [claim])
         absent = await _create_pods(kube, world.running)
         for (namespace, name), status in world.statuses.items():
             if name in absent:
@@ -103,8 +120,10 @@ async def _one(kube: KubeClient, extender: Extender, seed: int, world: World, re
     finally:
         for space in spaces:
             await kube.call("DELETE", writes.pods_path(space), b'{"gracePeriodSeconds":0}', timeout_s=30)
-        for node in world.nodes:
-            await kube.call("DELETE", writes.NODES + "/" + node["metadata"]["name"])
+            await kube.call("DELETE", f"/api/v1/namespaces/{space}/persistentvolumeclaims", b"{}", timeout_s=30)
+        for path, objects in ((writes.NODES, world.nodes), (VOLUMES, world.volumes), (CSI_NODES, world.attaching)):
+            for one in objects:
+                await kube.call("DELETE", path + "/" + one["metadata"]["name"])
 
 
 def _agree(
@@ -204,6 +223,7 @@ async def _engine(kube: KubeClient, world: World) -> PlacementEngine:
     for raw in (await writes.list_all(kube, "/api/v1/namespaces")).items:
         meta = namespace_decoder.decode(raw).metadata
         engine.namespace_seen(meta.name, meta.labels or {})
+    await _tell_volumes(kube, engine)
     uses: dict[str, NodeUse] = {}
     for raw in (await writes.list_all(kube, writes.pods_path())).items:
         view = parse_pod(raw)
@@ -227,6 +247,7 @@ async def _engine(kube: KubeClient, world: World) -> PlacementEngine:
                 terminating=view.terminating, labels=view.labels, extra=view.request.extra,
                 ports=rules.ports if rules is not None else (),
                 anti_affinity=rules.anti_affinity if rules is not None else (),
+                claims=rules.claims if rules is not None else (),
             )
         )  # fmt: skip
     for use in uses.values():
@@ -234,12 +255,21 @@ async def _engine(kube: KubeClient, world: World) -> PlacementEngine:
     return engine
 
 
+async def _tell_volumes(kube: KubeClient, engine: PlacementEngine) -> None:
+    volumes = {v.metadata.name: v for v in map(volume_decoder.decode, (await writes.list_all(kube, VOLUMES)).items)}
+    classes = {c.metadata.name: c for c in map(class_decoder.decode, (await writes.list_all(kube, CLASSES)).items)}
+    for claim in map(claim_decoder.decode, (await writes.list_all(kube, CLAIMS)).items):
+        engine.claim_seen(claim_of(claim, volumes.get(claim.spec.volume_name or ""), classes.get(class_of(claim))))
+    for limits in map(csi_node_decoder.decode, (await writes.list_all(kube, CSI_NODES)).items):
+        engine.volume_limits(limits.metadata.name, limits.limits)
+
+
 def _features(case: Object) -> Iterable[str]:
     spec = case["spec"]
     affinity = spec.get("affinity", {})
     yield from (name for name in affinity)
     for name in ("topologySpreadConstraints", "nodeSelector", "tolerations", "initContainers", "resources",
-                 "runtimeClassName", "hostNetwork", "schedulingGates"):  # fmt: skip
+                 "runtimeClassName", "hostNetwork", "schedulingGates", "volumes"):  # fmt: skip
         if name in spec:
             yield name
     for container in spec["containers"]:

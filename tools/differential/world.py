@@ -30,12 +30,16 @@ TOPICS: Final = (
     "selector",
     "node-affinity",
     *("affinity", "affinity", "anti-affinity", "spread", "spread", "spread"),
+    "volumes",
     "gates",
 )
 TEAMS: Final = ("red", "blue")
 KEYS: Final = ("topology.kubernetes.io/zone", "rack", "kubernetes.io/hostname")
 FPGA: Final = "example.com/fpga"
 RUNTIME_CLASS: Final = "heavy"
+DRIVER: Final = "disks.example.com"
+FIRST_USE_CLASS: Final = "first-use"
+IMMEDIATE_CLASS: Final = "at-once"
 TAINTS: Final = (
     {"key": "dedicated", "value": "a", "effect": "NoSchedule"},
     {"key": "dedicated", "value": "b", "effect": "NoExecute"},
@@ -52,6 +56,9 @@ class World:
 
     nodes: list[Object] = field(default_factory=list)
     namespaces: list[Object] = field(default_factory=list)
+    volumes: list[Object] = field(default_factory=list)
+    claims: list[Object] = field(default_factory=list)
+    attaching: list[Object] = field(default_factory=list)
     running: list[Object] = field(default_factory=list)
     statuses: dict[tuple[str, str], Object] = field(default_factory=dict)
     ending: list[tuple[str, str]] = field(default_factory=list)
@@ -60,6 +67,47 @@ class World:
 
 def generate(seed: int, cases: int) -> World:
     return _Maker(random.Random(seed), f"w{seed}").world(cases)
+
+
+def storage_classes() -> list[Object]:
+    """One that binds at once (nobody does here), one that waits for first use and provisions in two zones only."""
+    common = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": DRIVER}
+    zones = [{"matchLabelExpressions": [{"key": KEYS[0], "values": ["z1", "z2"]}]}]
+    return [
+        {**common, "metadata": {"name": IMMEDIATE_CLASS}, "volumeBindingMode": "Immediate"},
+        {
+            **common,
+            "metadata": {"name": FIRST_USE_CLASS},
+            "volumeBindingMode": "WaitForFirstConsumer",
+            "allowedTopologies": zones,
+        },
+    ]
+
+
+def _csi_node(name: str, count: int) -> Object:
+    driver = {"name": DRIVER, "nodeID": name, "topologyKeys": [], "allocatable": {"count": count}}
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "CSINode",
+        "metadata": {"name": name},
+        "spec": {"drivers": [driver]},
+    }
+
+
+def _claim(
+    space: str, name: str, mode: str, kind: str, volume: str = "", annotations: dict[str, str] | None = None
+) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": space, "annotations": annotations or {}},
+        "spec": {
+            "accessModes": [mode],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": kind,
+            **({"volumeName": volume} if volume else {}),
+        },
+    }
 
 
 def runtime_class() -> Object:
@@ -80,6 +128,7 @@ class _Maker:
         self._ports: dict[str, set[int]] = {}
         self._names: list[str] = []
         self._spaces = [f"{name}-{n}" for n in range(3)]
+        self._claims = [*(f"bound-{n}" for n in range(6)), "first-use", "first-use-selected", "immediate", "missing"]
 
     def _odds(self, of: float) -> bool:
         return self._rng.random() < of
@@ -93,6 +142,11 @@ class _Maker:
                 {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space, "labels": labels}}
             )
         made.nodes = [self._node(f"{self._name}-n{n}") for n in range(rng.randint(5, 12))]
+        for space in self._spaces:
+            self._storage(space, made)
+        for node in made.nodes:
+            if self._odds(0.5):
+                made.attaching.append(_csi_node(node["metadata"]["name"], rng.choice([1, 2, 3])))
         for n in range(rng.choice([0, 8, 15, 25, 35])):
             pod = self._pod(f"run-{n}", asks=False)
             node = rng.choice(made.nodes)
@@ -154,6 +208,47 @@ class _Maker:
             },
         }
 
+    # -- volumes ----------------------------------------------------------------------------------------------------
+
+    def _storage(self, space: str, made: World) -> None:
+        """Claims of a namespace, six of them bound to volumes of their own."""
+        rng = self._rng
+        for name in self._claims[:6]:
+            volume = f"{space}-{name}"
+            labels = {"topology.kubernetes.io/zone": rng.choice(["z1", "z2", "z1__z3"])} if self._odds(0.3) else {}
+            spec: Object = {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "",
+                "claimRef": {"namespace": space, "name": name},
+            }
+            if self._odds(0.7):
+                spec["csi"] = {"driver": DRIVER, "volumeHandle": f"h-{volume}"}
+            else:
+                spec["hostPath"] = {"path": "/data"}
+            if self._odds(0.4):
+                spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [self._node_term_of_volume()]}}
+            made.volumes.append(
+                {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolume",
+                    "metadata": {"name": volume, "labels": labels},
+                    "spec": spec,
+                }
+            )
+            mode = "ReadWriteOncePod" if self._odds(0.25) else "ReadWriteOnce"
+            made.claims.append(_claim(space, name, mode, "", volume, {"pv.kubernetes.io/bind-completed": "yes"}))
+        made.claims.append(_claim(space, "first-use", "ReadWriteOnce", FIRST_USE_CLASS))
+        selected = {"volume.kubernetes.io/selected-node": rng.choice(self._names)}
+        made.claims.append(_claim(space, "first-use-selected", "ReadWriteOnce", FIRST_USE_CLASS, "", selected))
+        made.claims.append(_claim(space, "immediate", "ReadWriteOnce", IMMEDIATE_CLASS))
+
+    def _node_term_of_volume(self) -> Object:
+        rng = self._rng
+        key, values = rng.choice([(KEYS[0], ZONES), ("rack", RACKS)])
+        chosen = rng.sample(values, rng.randint(1, 2))
+        return {"matchExpressions": [{"key": key, "operator": "In", "values": chosen}]}
+
     # -- pods -------------------------------------------------------------------------------------------------------
 
     def _pod(self, name: str, *, asks: bool) -> Object:
@@ -210,6 +305,14 @@ class _Maker:
             affinity["podAntiAffinity"] = self._pod_affinity()
         if affinity:
             spec["affinity"] = affinity
+        space = rng.choice(self._spaces)
+        if odds("volumes", 0.25):
+            names = rng.sample(self._claims, rng.choice([1, 1, 2]))
+            if not asks:
+                names = [name for name in names if name.startswith("bound")]
+            spec["volumes"] = [
+                {"name": f"v{n}", "persistentVolumeClaim": {"claimName": claim}} for n, claim in enumerate(names)
+            ]
         if "devices" in about and self._odds(0.6):
             spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = rng.choice(["1", "2", "4"])
         if asks:
@@ -226,7 +329,7 @@ class _Maker:
             "kind": "Pod",
             "metadata": {
                 "name": f"{self._name}-{name}",
-                "namespace": rng.choice(self._spaces),
+                "namespace": space,
                 "labels": labels,
                 "annotations": {},
             },
@@ -239,10 +342,10 @@ class _Maker:
         spec["nodeName"], spec["schedulerName"] = name, "drystone"
         # No kubelet runs two pods on one port, and the scheduler's own books are wrong after one of them has ended.
         for container in (*spec["containers"], *spec.get("initContainers", ())):
-            taken = self._ports.setdefault(name, set())
-            if any(port["containerPort"] in taken for port in container.get("ports", ())):
+            used = self._ports.setdefault(name, set())
+            if any(port["containerPort"] in used for port in container.get("ports", ())):
                 del container["ports"]
-            taken.update(port["containerPort"] for port in container.get("ports", ()))
+            used.update(port["containerPort"] for port in container.get("ports", ()))
         free = self._gpus.get(name, [])
         if free and self._odds(0.5):
             count = self._rng.randint(1, len(free))

@@ -14,8 +14,10 @@ from typing import Final, Protocol, TypeVar
 
 from libs.domain.jobs import Task
 from libs.domain.rules import HostPort, PodTerm, Selector
+from libs.domain.volumes import Claim
 from libs.engine.rules.counts import Counts, Topology
 from libs.engine.rules.match import means, selects
+from libs.engine.rules.volumes import VolumeBook
 from libs.engine.snapshot import Snapshot
 
 #: Counts kept; what was not asked for longest goes first, and costs one look at all pods when it is asked for again.
@@ -44,6 +46,8 @@ class Resident(Protocol):
     def ports(self) -> tuple[HostPort, ...]: ...
     @property
     def anti_affinity(self) -> tuple[PodTerm, ...]: ...
+    @property
+    def claims(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Placed:
     extra: tuple[tuple[str, int], ...] = ()
     ports: tuple[HostPort, ...] = ()
     anti_affinity: tuple[PodTerm, ...] = ()
+    claims: tuple[str, ...] = ()
     terminating: bool = False
 
 
@@ -70,6 +75,7 @@ def placed(task: Task, node: str) -> Placed:
         task.request.extra,
         rules.ports if rules is not None else (),
         rules.anti_affinity if rules is not None else (),
+        rules.claims if rules is not None else (),
     )
 
 
@@ -86,6 +92,7 @@ class Book:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.topology = Topology(snapshot)
+        self.volumes = VolumeBook()
         #: Terms of required anti-affinity that pods on nodes have, with how many of them each node has.
         self.repelling: dict[PodTerm, Counts] = {}
         #: Grows when the set of such terms changes.
@@ -122,6 +129,23 @@ class Book:
         self._tables.clear()
         self.repelling_version += 1
         self.epoch += 1
+
+    # -- volumes ------------------------------------------------------------------------------------------------------
+    def claim_seen(self, claim: Claim) -> None:
+        if self.volumes.claim_seen(claim):
+            self._volumes_changed()
+
+    def claim_gone(self, namespace: str, name: str) -> None:
+        if self.volumes.claim_gone(namespace, name):
+            self._volumes_changed()
+
+    def volume_limits(self, node: str, limits: Mapping[str, int]) -> None:
+        if self.volumes.limits_seen(node, limits):
+            self._volumes_changed()
+
+    def _volumes_changed(self) -> None:
+        self.epoch += 1
+        self.snapshot.version += 1
 
     # -- pods -------------------------------------------------------------------------------------------------------
     def seen(self, pod: Resident) -> None:
@@ -167,8 +191,9 @@ class Book:
                 table.shift(node, by)
         for term in pod.anti_affinity:
             self._repel(term, node, by)
-        if pod.ports or pod.extra:
+        if pod.ports or pod.extra or pod.claims:
             self.log.append(node)
+            self.volumes.shift(node, pod, by)
             for port in pod.ports:
                 _add(self._ports, node, port, by)
             for name, amount in pod.extra:
@@ -269,4 +294,5 @@ def _same(old: Resident, new: Resident) -> bool:
         and old.extra == new.extra
         and old.ports == new.ports
         and old.anti_affinity == new.anti_affinity
+        and old.claims == new.claims
     )

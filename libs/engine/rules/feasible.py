@@ -40,6 +40,7 @@ class RuledFeasibility(Feasibility):
         self._between_at: tuple[object, ...] = ()
         rules, scope = ask.rules, ask.scope
         self._ports = rules.ports if rules is not None else ()
+        self._claims = rules.claims if rules is not None else ()
         self._affinity = rules.affinity if rules is not None else ()
         self._anti = rules.anti_affinity if rules is not None else ()
         self._spread = rules.spread if rules is not None else ()
@@ -56,7 +57,7 @@ class RuledFeasibility(Feasibility):
             self._refresh_between()
 
     def _refresh_local(self) -> None:
-        if not self._ports and not self.ask.extra:
+        if not self._ports and not self.ask.extra and not self._claims:
             return
         snapshot, book = self._snapshot, self._book
         now = (snapshot.shape, len(snapshot.spec_changes), book.epoch)
@@ -83,6 +84,10 @@ class RuledFeasibility(Feasibility):
         for resource, amount in self.ask.extra:
             if book.extra_used(name, resource) + amount > state.node.extra.get(resource, 0):
                 return CODE[Reason.EXTRA]
+        if self._claims:
+            reason = book.volumes.objection(state.node, self._namespace, self._claims)
+            if reason is not None:
+                return CODE[reason]
         return 0
 
     def _refresh_between(self) -> None:
@@ -184,6 +189,10 @@ class RuledFeasibility(Feasibility):
             codes = self._between.copy()
         if len(self._local):
             codes = np.where(codes == 0, self._local, codes)
+        if self._claims:
+            reason = self._book.volumes.barrier(self._namespace, self._claims)
+            if reason is not None:
+                codes[self._snapshot.alive] = CODE[reason]
         return codes
 
     def _open(self) -> Ints:
@@ -208,6 +217,8 @@ class RuledFeasibility(Feasibility):
 
     def more_nodes_help(self) -> bool:
         if not super().more_nodes_help():
+            return False
+        if self._claims and self._book.volumes.barrier(self._namespace, self._claims) is not None:
             return False
         if not self._affinity:
             return True

@@ -219,11 +219,7 @@ class TestUnsupported:
         ("spec", "said"),
         [
             ({"resourceClaims": [{"name": "x"}]}, "resource claims"),
-            (
-                {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]},
-                "volume of kind persistentVolumeClaim",
-            ),
-            ({"volumes": [{"name": "v", "ephemeral": {}}]}, "volume of kind ephemeral"),
+            ({"volumes": [{"name": "v", "rbd": {"image": "x"}}]}, "volume of kind rbd"),
         ],
     )
     def test_a_feature_that_is_not_understood_is_named(self, spec: dict[str, Any], said: str) -> None:
