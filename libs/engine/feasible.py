@@ -27,7 +27,7 @@ from libs.engine.snapshot import Ints, Snapshot
 RANK_BITS: Final = 24
 RANK_MASK: Final = (1 << RANK_BITS) - 1
 #: From this many changed rows on, numpy on all of them beats integers one by one.
-FEW: Final = 24
+FEW: Final = 48
 #: Rows that do not fit are dropped where fewer than one in this many are left over.
 _MOST: Final = 1.5
 

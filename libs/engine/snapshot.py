@@ -8,7 +8,7 @@ of alike tasks one rescoring and nobody else anything.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from libs.domain.nodes import Node, Taint
 from libs.domain.resources import Charge
 from libs.domain.usage import NodeUse
 from libs.engine.devices import NodeState
+
+#: Changes that a log may hold beyond four per node.
+LOG: Final = 16_384
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -216,7 +219,7 @@ class Snapshot:
 
     def trim(self) -> None:
         """Forget logs that are longer than rebuilding costs. Readers notice by `shape`."""
-        if len(self.changes) > 4 * len(self.states) + 4096 or len(self.spec_changes) > 4 * len(self.states) + 4096:
+        if len(self.changes) > 4 * len(self.states) + LOG or len(self.spec_changes) > 4 * len(self.states) + LOG:
             self.changes.clear()
             self.spec_changes.clear()
             self.shape += 1

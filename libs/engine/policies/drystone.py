@@ -50,6 +50,8 @@ class Drystone(Base):
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
+        self._whole: list[Share] = []
+        self._whole_for: tuple[int, int] | None = None
         self._tables = Tables(around.snapshot, around.mix, self._gather, self._weigh, idle=True)
 
     def epoch(self) -> int:
@@ -58,8 +60,11 @@ class Drystone(Base):
     def _gather(self, shares: list[Share]) -> list[Share]:
         """The mix and the prior."""
         snapshot = self.around.snapshot
-        mixed = [Share(shape, weight * (ONE - PRIOR) // ONE) for shape, weight in shares]
-        return mixed + whole_nodes(snapshot.columns(), snapshot.model_names())
+        facts = (snapshot.shape, len(snapshot.spec_changes))
+        if facts != self._whole_for:
+            self._whole = whole_nodes(snapshot.columns(), snapshot.model_names())
+            self._whole_for = (snapshot.shape, len(snapshot.spec_changes))
+        return [Share(shape, weight * (ONE - PRIOR) // ONE) for shape, weight in shares] + self._whole
 
     def _weigh(self, kinds: Kinds, shares: list[Share]) -> list[Share]:
         """Each kind's weight, divided by the part of the idle GPU that it can use."""

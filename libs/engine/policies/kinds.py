@@ -34,7 +34,8 @@ class Kinds:
         self._codes = {name: code for code, name in enumerate(names)}
         #: The largest device of each model, MiB.
         self.sizes: Ints = np.zeros(self.models, np.int64)
-        np.maximum.at(self.sizes, columns.model[columns.exists], columns.dev_mib[columns.exists])
+        for code in range(self.models):
+            self.sizes[code] = int((columns.dev_mib * (columns.model == code)).max(initial=0))
         self._sizes: list[int] = self.sizes.tolist()
         kept = [shape for shape in shapes if 0 < shape.gpus <= self.width]
         self.levels = _levels({shape.cpu for shape in kept})
