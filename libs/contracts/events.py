@@ -19,6 +19,7 @@ from libs.domain.queues import Queue
 from libs.domain.resources import Charge
 from libs.domain.rules import HostPort, PodTerm
 from libs.domain.verdicts import Verdict
+from libs.domain.volumes import Claim
 
 # --- drystone.tasks: watcher -> placement -------------------------------------------------------------------------
 
@@ -80,6 +81,7 @@ class PodFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="pod"):
     extra: tuple[tuple[str, int], ...] = ()
     ports: tuple[HostPort, ...] = ()
     anti_affinity: tuple[PodTerm, ...] = ()
+    claims: tuple[str, ...] = ()
 
 
 class PriorityClassFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="priorityclass"):
@@ -117,7 +119,22 @@ class NamespaceFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="namesp
     term: int = 0
 
 
-ClusterFact = NodeFact | PodFact | PriorityClassFact | PdbFact | QueueFact | NamespaceFact
+class ClaimFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="claim"):
+    claim: Claim
+    version: str = ""
+    term: int = 0
+
+
+class AttachFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="attach"):
+    """How many volumes a node attaches, by CSI driver; a driver that is not named has no limit."""
+
+    node: str
+    limits: dict[str, int] = {}
+    version: str = ""
+    term: int = 0
+
+
+ClusterFact = NodeFact | PodFact | PriorityClassFact | PdbFact | QueueFact | NamespaceFact | ClaimFact | AttachFact
 
 
 def cluster_key(fact: ClusterFact) -> str:
@@ -135,6 +152,10 @@ def cluster_key(fact: ClusterFact) -> str:
             return "queue/" + fact.queue.path
         case NamespaceFact():
             return "namespace/" + fact.name
+        case ClaimFact():
+            return f"claim/{fact.claim.namespace}/{fact.claim.name}"
+        case AttachFact():
+            return "attach/" + fact.node
 
 
 # --- drystone.gpus: metrics-collector -> placement -------------------------------------------------------------------

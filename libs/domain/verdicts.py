@@ -15,7 +15,7 @@ class Wake(enum.StrEnum):
     NODE_CHANGED = "node-changed"
     QUOTA_FREED = "quota-freed"
     TASKS_ADDED = "tasks-added"
-    #: Pods came to nodes, left them or changed their labels: what rules between pods may wait for.
+    #: Pods came to nodes, left them or changed their labels, or volume claims did: what rules may wait for.
     PODS_CHANGED = "pods-changed"
     SPEC_CHANGED = "spec-changed"
     TIME = "time"
@@ -39,7 +39,7 @@ class Reason(enum.StrEnum):
     VOLUME_LIMIT = "too many volumes attached"
     VOLUME_IN_USE = "a volume for one pod only is in use"
     VOLUME_UNBOUND = "a volume claim is not there or not bound"
-    VOLUME_STATIC = "a volume claim waits for first use without a provisioner, which is not supported"
+    VOLUME_STATIC = "a volume claim waits for first use in a way that is not supported"
     CPU = "not enough CPU"
     MEMORY = "not enough memory"
     EXTRA = "not enough of another resource"

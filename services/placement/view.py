@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from libs.contracts.events import (
+    AttachFact,
+    ClaimFact,
     ClusterFact,
     GpuFacts,
     NamespaceFact,
@@ -26,6 +28,7 @@ from libs.domain.queues import Queue
 from libs.domain.resources import WHOLE, Charge, GpuGrant
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Wake
+from libs.domain.volumes import Claim, ClaimState
 from libs.engine.api import Engine, RunningTask
 from libs.kube.grouping import Known
 from services.placement.decide import Measured, filled
@@ -53,6 +56,8 @@ class View:
         self.pods: dict[str, PodFact] = {}
         self.priorities: dict[str, PriorityClassFact] = {}
         self.namespaces: dict[str, NamespaceFact] = {}
+        self.claims: dict[str, ClaimFact] = {}
+        self.attaching: dict[str, AttachFact] = {}
         self._pdbs: dict[str, PdbFact] = {}
         self._uses: dict[str, NodeUse] = {}
         self._queue_uses: dict[str, QueueUse] = {}
@@ -93,6 +98,14 @@ class View:
                 self.namespaces[fact.name] = fact
                 self.engine.namespace_seen(fact.name, fact.labels)
                 self.news.kinds.add(Wake.PODS_CHANGED)
+            case ClaimFact():
+                self.claims[f"{fact.claim.namespace}/{fact.claim.name}"] = fact
+                self.engine.claim_seen(self._servable(fact.claim))
+                self.news.kinds.add(Wake.PODS_CHANGED)
+            case AttachFact():
+                self.attaching[fact.node] = fact
+                self.engine.volume_limits(fact.node, fact.limits)
+                self.news.kinds.add(Wake.PODS_CHANGED)
 
     def gone(self, key: str) -> None:
         """A record without value: the thing under this key is no more."""
@@ -117,6 +130,14 @@ class View:
             case "namespace":
                 if self.namespaces.pop(name, None) is not None:
                     self.engine.namespace_gone(name)
+            case "claim":
+                claim = self.claims.pop(name, None)
+                if claim is not None:
+                    self.engine.claim_gone(claim.claim.namespace, claim.claim.name)
+            case "attach":
+                if self.attaching.pop(name, None) is not None:
+                    self.engine.volume_limits(name, {})
+                    self.news.kinds.add(Wake.PODS_CHANGED)
             case "pdb":
                 pdb = self._pdbs.pop(name, None)
                 if pdb is not None:
@@ -126,6 +147,11 @@ class View:
         """The sender had seen this version of nodes and queues before it sent what we just read."""
         if version and newer(version, self.version):
             self.version = version
+
+    @staticmethod
+    def _servable(claim: Claim) -> Claim:
+        """Nobody binds a claim at first use yet: such a claim is refused with a reason, never bound around."""
+        return msgspec.structs.replace(claim, state=ClaimState.STATIC) if claim.state is ClaimState.FIRST_USE else claim
 
     def _see_node(self, node: Node, now: float) -> None:
         self.reached(node.version)
@@ -190,6 +216,7 @@ class View:
             extra=fact.extra,
             ports=fact.ports,
             anti_affinity=fact.anti_affinity,
+            claims=fact.claims,
             task=f"{fact.job_uid}/{fact.task}" if fact.task and fact.job_uid else "",
         )
 
@@ -302,6 +329,10 @@ class View:
             self.engine.queue_seen(queue)
         for namespace in self.namespaces.values():
             self.engine.namespace_seen(namespace.name, namespace.labels)
+        for claim in self.claims.values():
+            self.engine.claim_seen(self._servable(claim.claim))
+        for attaching in self.attaching.values():
+            self.engine.volume_limits(attaching.node, attaching.limits)
         for fact in self.pods.values():
             self.engine.pod_seen(self._running(fact))
         self.news.kinds.update((Wake.ROOM_FREED, Wake.NODE_CHANGED))

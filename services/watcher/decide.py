@@ -23,6 +23,7 @@ from libs.kube.pods import PodView, parse_pod
 from libs.store.port import TaskSeen
 from services.watcher.catalog import Catalog
 from services.watcher.changes import Changes
+from services.watcher.storage import Storage
 
 K = TypeVar("K", bound=Hashable)
 Event = Callable[[str, bytes], None]
@@ -50,6 +51,7 @@ class Picture:
         self.pods: dict[str, _Pod] = {}
         self.jobs: dict[str, trainingjobs.TrainingJobView] = {}
         self.catalog = Catalog(term, tenants, lambda: self._changes)
+        self.storage = Storage(term, lambda: self._changes)
         #: Greatest version of nodes and queues: what a verdict of Never has to have seen.
         self.seen = ""
         self._node_versions: dict[str, str] = {}
@@ -161,6 +163,26 @@ class Picture:
         for name in self.catalog.namespaces.keys() - present:
             self.catalog.namespace_gone(name)
 
+    def claim_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.storage.claim, raws, lambda meta: (meta.namespace, meta.name))
+        for place in self.storage.claims.keys() - present:
+            self.storage.claim_gone(place)
+
+    def volume_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.storage.volume, raws, lambda meta: meta.name)
+        for name in self.storage.volumes.keys() - present:
+            self.storage.volume_gone(name)
+
+    def storage_class_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.storage.storage_class, raws, lambda meta: meta.name)
+        for name in self.storage.classes.keys() - present:
+            self.storage.storage_class_gone(name)
+
+    def csi_node_list(self, raws: Sequence[bytes]) -> None:
+        present = self._all(self.storage.csi_node, raws, lambda meta: meta.name)
+        for name in self.storage.attaching.keys() - present:
+            self.storage.csi_node_gone(name)
+
     def group_list(self, raws: Sequence[bytes]) -> None:
         present = self._all(self.group_event, raws, lambda meta: (meta.namespace, meta.name))
         for place in self.catalog.groups.keys() - present:
@@ -208,6 +230,7 @@ class Picture:
             *("node/" + name for name in self.nodes),
             *("pod/" + uid for uid, pod in self.pods.items() if pod.holds),
             *self.catalog.fact_keys(),
+            *self.storage.fact_keys(),
         }
 
     def fact(self, key: str) -> ClusterFact | None:
@@ -218,6 +241,8 @@ class Picture:
             return self._pod_fact(pod, self._seen(name, pod)) if pod is not None and pod.holds else None
         if kind == "node":
             return NodeFact(self.nodes[name], self.term) if name in self.nodes else None
+        if kind in ("claim", "attach"):
+            return self.storage.fact(key)
         return self.catalog.fact(key)
 
     def say_again(self, key: str, *, on_topic: bool = True) -> None:
@@ -317,6 +342,7 @@ class Picture:
             extra=view.request.extra,
             ports=rules.ports if rules is not None else (),
             anti_affinity=rules.anti_affinity if rules is not None else (),
+            claims=rules.claims if rules is not None else (),
         )
 
     def _pod_gone(self, uid: str) -> None:
@@ -373,6 +399,10 @@ def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
         "podgroups": (picture.group_list, guarded(picture.group_event)),
         "namespaces": (picture.namespace_list, guarded(picture.catalog.namespace)),
         "pdbs": (picture.pdb_list, guarded(picture.catalog.pdb)),
+        "storageclasses": (picture.storage_class_list, guarded(picture.storage.storage_class)),
+        "volumes": (picture.volume_list, guarded(picture.storage.volume)),
+        "claims": (picture.claim_list, guarded(picture.storage.claim)),
+        "csinodes": (picture.csi_node_list, guarded(picture.storage.csi_node)),
         "nodes": (picture.node_list, guarded(picture.node_event)),
         "pods": (picture.pod_list, guarded(picture.pod_event)),
         "trainingjobs": (picture.job_list, guarded(picture.job_event)),

@@ -16,7 +16,7 @@ import structlog
 
 from libs.bus.port import Bus
 from libs.contracts.topics import CLUSTER, TASKS
-from libs.kube import writes
+from libs.kube import volumes, writes
 from libs.kube.port import Kube
 from libs.kube.reflector import Reflector
 from libs.runtime.backoff import Backoff
@@ -39,13 +39,17 @@ PATHS: Mapping[str, str] = {
     "queues": writes.QUEUES,
     "podgroups": POD_GROUPS,
     "namespaces": writes.NAMESPACES,
+    "storageclasses": volumes.CLASSES,
+    "volumes": volumes.VOLUMES,
+    "claims": volumes.CLAIMS,
+    "csinodes": volumes.CSI_NODES,
     "pdbs": writes.PDBS,
     "nodes": writes.NODES,
     "pods": writes.pods_path(),
     "trainingjobs": writes.TRAINING_JOBS,
 }
 #: Installed by others or not at all, or only of use to few pods: absent is an ordinary answer.
-OPTIONAL = frozenset({"podgroups", "namespaces"})
+OPTIONAL = frozenset({"podgroups", "namespaces", "storageclasses", "volumes", "claims", "csinodes"})
 #: What a pod's job, queue and priority follow from: listed before pods are read.
 CATALOG = frozenset({"priorityclasses", "queues", "podgroups"})
 _RECHECK_S = 60.0
