@@ -252,8 +252,9 @@ async def _groups(kube: Kube, namespace: str, own: str) -> list[Group]:
 
 
 async def _read_groups(kube: Kube, namespace: str) -> list[Group]:
-    jobs = await writes.list_all(kube, trainingjobs.path(namespace))
+    # In this order: a pod whose job is not in the later list has lost it.
     pods = await writes.list_all(kube, writes.pods_path(namespace), field_selector=_FIELDS)
+    jobs = await writes.list_all(kube, trainingjobs.path(namespace))
     return groups_of([trainingjobs.parse(raw) for raw in jobs.items], [pod_decoder.decode(raw) for raw in pods.items])
 
 

@@ -92,7 +92,7 @@ def counted(message: str) -> dict[str, int]:
 
 
 def groups_of(jobs: Iterable[TrainingJobView], pods: Iterable[Pod]) -> list[Group]:
-    """Everything that is Drystone's, by namespace and name."""
+    """Everything that is Drystone's, by namespace and name. `pods` were listed before `jobs`."""
     members: defaultdict[str, list[tuple[PodView, Pod]]] = defaultdict(list)
     for pod in pods:
         view = pod_of(pod)
@@ -121,8 +121,7 @@ def _job(job: TrainingJobView, pods: Sequence[tuple[PodView, Pod]]) -> Group:
         phase = Phase.RUNNING if len(bound) >= job.gang_min else Phase.STARTING
     said = phase in (Phase.PENDING, Phase.STARTING) or job.ended
     if job.deleting and not job.ended:
-        going = f"{len(mine)} of its pods are not gone yet" if mine else ""
-        phase, said, status = Phase.CANCELLED, True, ("Deleting", going)
+        phase, said, status = Phase.CANCELLED, True, _leaving(mine)
     else:
         status = (job.status.reason, job.status.message)
     return Group(
@@ -140,6 +139,11 @@ def _job(job: TrainingJobView, pods: Sequence[tuple[PodView, Pod]]) -> Group:
     )
 
 
+def _leaving(pods: Sequence[PodView]) -> tuple[str, str]:
+    """Reason and message of a job that is deleted and whose pods follow it."""
+    return "Deleting", f"{len(pods)} of its pods are not gone yet" if pods else ""
+
+
 def _pods(key: str, pods: Sequence[tuple[PodView, Pod]]) -> Group:
     kind, namespace, name = key.split("/", 2)
     views = [view for view, _ in pods]
@@ -155,6 +159,9 @@ def _pods(key: str, pods: Sequence[tuple[PodView, Pod]]) -> Group:
         placed=_placed(views),
         members={view.name for view in views},
     )
+    if kind == "job":
+        group.phase, (group.reason, group.message) = Phase.CANCELLED, _leaving(views)
+        return group
     waiting = sorted((p for p in pods if p[0].pending), key=lambda p: p[0].name)
     for _, pod in waiting:
         for condition in pod.status.conditions or ():

@@ -111,6 +111,8 @@ def test_pods_of_an_earlier_job_of_the_same_name_are_not_this_jobs() -> None:
     old = pod("j-worker-0-0", owner="other", node="n1")
     groups = groups_of([job("j", 1)], [old])
     assert {(g.kind, g.name, g.bound) for g in groups} == {("job", "j", 0), ("job", "other", 1)}
+    (orphans,) = (g for g in groups if g.name == "other")
+    assert (orphans.phase, orphans.reason) == ("Cancelled", "Deleting"), "its job is gone, its pods follow"
 
 
 def test_foreign_pods_are_not_shown() -> None:
