@@ -23,6 +23,8 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     create: bool = False
     role: str = ""
     index: int = 0
+    #: Volume claims of the task that wait for first use: they are bound for this node before the task is.
+    claims: tuple[str, ...] = ()
 
 
 class Victim(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -115,6 +115,10 @@ def class_of(claim: ClaimObject) -> str:
     return (claim.metadata.annotations or {}).get(_OLD_CLASS) or claim.spec.storage_class_name or ""
 
 
+def is_bound(claim: ClaimObject) -> bool:
+    return bool(claim.spec.volume_name) and _BOUND in (claim.metadata.annotations or {})
+
+
 def claim_of(claim: ClaimObject, volume: VolumeObject | None, kind: ClassObject | None) -> Claim:
     """`volume` and `kind` are what the claim names, None where they are not there (yet)."""
     meta, spec = claim.metadata, claim.spec
@@ -123,7 +127,7 @@ def claim_of(claim: ClaimObject, volume: VolumeObject | None, kind: ClassObject 
     if meta.deletion_timestamp is not None:
         return known
     if spec.volume_name:
-        if _BOUND not in annotations or volume is None:
+        if not is_bound(claim) or volume is None:
             return known
         return _bound(known, volume)
     if kind is None or kind.volume_binding_mode != "WaitForFirstConsumer":

@@ -19,6 +19,7 @@ from libs.kube.errors import ReadFailed
 from libs.kube.objects import list_decoder
 from libs.kube.port import Answer, Kube
 from libs.kube.trainingjobs import TrainingJobStatus
+from libs.kube.volumes import SELECTED_NODE
 
 MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
@@ -102,6 +103,26 @@ async def touch_pod(
     must differ from the last one (a claim id): an equal value would change nothing."""
     body = _encode({"metadata": {"uid": uid, "annotations": {keys.GROUP + "/fence": mark}}})
     return await kube.call("PATCH", pods_path(namespace, name), body, content_type=MERGE, timeout_s=timeout_s)
+
+
+# --- volume claims --------------------------------------------------------------------------------------------
+
+
+async def get_claim(kube: Kube, namespace: str, name: str, *, timeout_s: float = WRITE_TIMEOUT_S) -> Answer:
+    return await kube.call("GET", _claim_path(namespace, name), timeout_s=timeout_s)
+
+
+async def select_node(
+    kube: Kube, namespace: str, name: str, uid: str, version: str, node: str, *, timeout_s: float = WRITE_TIMEOUT_S
+) -> Answer:
+    """Name the node that a claim which waits for first use is provisioned for, if it is as it was read."""
+    annotations = {SELECTED_NODE: node}
+    body = _encode({"metadata": {"uid": uid, "resourceVersion": version, "annotations": annotations}})
+    return await kube.call("PATCH", _claim_path(namespace, name), body, content_type=MERGE, timeout_s=timeout_s)
+
+
+def _claim_path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}"
 
 
 # --- endings ------------------------------------------------------------------------------------------------

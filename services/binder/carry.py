@@ -26,7 +26,8 @@ from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Answer, Kube
 from libs.runtime.clock import Clock
 from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
-from services.binder import decide, metrics
+from services.binder import claims, decide, metrics
+from services.binder.claims import ClaimState
 from services.binder.decide import Seen, Step
 from services.binder.facts import NodeFacts
 from services.binder.hand import Prepare, Stage, Write
@@ -101,6 +102,10 @@ class Carrier:
         objection = self.objection(write)
         if objection:
             return self.abandon(write, Landed.REPLAN, objection)
+        if not write.claims_bound:
+            pause = await self._bring_claims(write)
+            if pause is not None:
+                return pause
         started = self._clock.monotonic()
         if write.sent or started - write.begun_at > STALE_S:
             ours = await self._still_ours(write)
@@ -138,6 +143,31 @@ class Carrier:
             uid = bare_decoder.decode(answer.body).metadata.uid if assignment.create else assignment.task
             return self._bound(write, uid)
         return self._not_bound(write, step, answer, started + timeout_s)
+
+    async def _bring_claims(self, write: Write) -> float | None:
+        """None: all volume claims that waited for first use are bound for this node."""
+        assignment = write.assignment
+        for name in assignment.claims:
+            state = await claims.bring(
+                self._kube,
+                write.hand.plan.namespace,
+                name,
+                assignment.node,
+                timeout_s=self._settings.write_timeout_s,
+            )
+            metrics.CALLS.labels(call="claim", code=state.name.lower()).inc()
+            if state is ClaimState.READY:
+                continue
+            reason = f"volume claim {name} {state.value}"
+            if state is ClaimState.REFUSED:
+                return self.abandon(write, Landed.REFUSED, reason)
+            waits = state in (ClaimState.WAITING, ClaimState.UNSURE)
+            if not waits or self._clock.monotonic() >= write.give_up_at:
+                return self.abandon(write, Landed.REPLAN, reason)
+            return self._pause(write)
+        write.claims_bound = True
+        write.tries = 0
+        return None
 
     def _not_bound(self, write: Write, step: Step, answer: Answer, lands_until: float) -> float:
         match step:

@@ -44,6 +44,7 @@ class Write:
     __slots__ = (
         "assignment",
         "begun_at",
+        "claims_bound",
         "conflicts",
         "end",
         "give_up_at",
@@ -66,6 +67,7 @@ class Write:
         self.stage = stage
         self.begun_at = now
         self.give_up_at = now + give_up_s
+        self.claims_bound = not assignment.claims
         self.sent = 0  # how often it was written
         self.conflicts = 0
         self.tries = 0  # pauses taken in a row, for the backoff

@@ -164,7 +164,9 @@ class Cycle:
                     job.verdict = _EVICTING
                 elif decision.placements:
                     gang = len(decision.placements) > 1 and minimum(pending[decision.job]).together
-                    plans.append(plan_of(job, self._grantable(decision), tenure, gang=gang))
+                    plans.append(
+                        plan_of(job, self._grantable(decision), tenure, gang=gang, first_use=state.view.first_use)
+                    )
                     if decision.leftover is not None:
                         job.verdict = decision.leftover
                     else:

@@ -39,7 +39,15 @@ class Tenure:
         return f"{self.generation}.{self.partition}.{self.epoch}.{self.seq}"
 
 
-def plan_of(job: Job, placements: Sequence[Placement], tenure: Tenure, *, gang: bool) -> Plan:
+def plan_of(
+    job: Job,
+    placements: Sequence[Placement],
+    tenure: Tenure,
+    *,
+    gang: bool,
+    first_use: Callable[[Task], tuple[str, ...]] = lambda _: (),
+) -> Plan:
+    """`first_use` names the volume claims of a task that wait for its first use."""
     head, plan_id = job.head, tenure.next_id()
     return Plan(
         id=plan_id,
@@ -51,7 +59,7 @@ def plan_of(job: Job, placements: Sequence[Placement], tenure: Tenure, *, gang: 
         epoch=tenure.epoch,
         generation=tenure.generation,
         gang=gang,
-        assignments=_assignments(plan_id, placements),
+        assignments=_assignments(plan_id, placements, first_use),
         cause=job.cause,
         priority=head.priority,
         tenant=head.tenant,
@@ -73,13 +81,15 @@ def eviction_of(job: Job, placements: Sequence[Placement], victims: tuple[Victim
         generation=tenure.generation,
         priority=head.priority,
         victims=victims,
-        assignments=_assignments(plan_id, placements),
+        assignments=_assignments(plan_id, placements, lambda _: ()),
         cause=job.cause,
         tenant=head.tenant,
     )
 
 
-def _assignments(plan_id: str, placements: Sequence[Placement]) -> tuple[Assignment, ...]:
+def _assignments(
+    plan_id: str, placements: Sequence[Placement], first_use: Callable[[Task], tuple[str, ...]]
+) -> tuple[Assignment, ...]:
     return tuple(
         Assignment(
             claim=f"{plan_id}.{number}",
@@ -92,6 +102,7 @@ def _assignments(plan_id: str, placements: Sequence[Placement]) -> tuple[Assignm
             create=p.task.create,
             role=p.task.role,
             index=p.task.index,
+            claims=first_use(p.task),
         )
         for number, p in enumerate(placements)
     )

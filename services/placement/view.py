@@ -23,12 +23,13 @@ from libs.contracts.events import (
     PriorityClassFact,
     QueueFact,
 )
+from libs.domain.jobs import Task
 from libs.domain.nodes import Node, newer
 from libs.domain.queues import Queue
 from libs.domain.resources import WHOLE, Charge, GpuGrant
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Wake
-from libs.domain.volumes import Claim, ClaimState
+from libs.domain.volumes import ClaimState
 from libs.engine.api import Engine, RunningTask
 from libs.kube.grouping import Known
 from services.placement.decide import Measured, filled
@@ -100,7 +101,7 @@ class View:
                 self.news.kinds.add(Wake.PODS_CHANGED)
             case ClaimFact():
                 self.claims[f"{fact.claim.namespace}/{fact.claim.name}"] = fact
-                self.engine.claim_seen(self._servable(fact.claim))
+                self.engine.claim_seen(fact.claim)
                 self.news.kinds.add(Wake.PODS_CHANGED)
             case AttachFact():
                 self.attaching[fact.node] = fact
@@ -148,10 +149,11 @@ class View:
         if version and newer(version, self.version):
             self.version = version
 
-    @staticmethod
-    def _servable(claim: Claim) -> Claim:
-        """Nobody binds a claim at first use yet: such a claim is refused with a reason, never bound around."""
-        return msgspec.structs.replace(claim, state=ClaimState.STATIC) if claim.state is ClaimState.FIRST_USE else claim
+    def first_use(self, task: Task) -> tuple[str, ...]:
+        """The task's volume claims that wait for its first use."""
+        names = task.rules.claims if task.rules is not None else ()
+        facts = ((name, self.claims.get(f"{task.namespace}/{name}")) for name in names)
+        return tuple(n for n, fact in facts if fact is not None and fact.claim.state is ClaimState.FIRST_USE)
 
     def _see_node(self, node: Node, now: float) -> None:
         self.reached(node.version)
@@ -330,7 +332,7 @@ class View:
         for namespace in self.namespaces.values():
             self.engine.namespace_seen(namespace.name, namespace.labels)
         for claim in self.claims.values():
-            self.engine.claim_seen(self._servable(claim.claim))
+            self.engine.claim_seen(claim.claim)
         for attaching in self.attaching.values():
             self.engine.volume_limits(attaching.node, attaching.limits)
         for fact in self.pods.values():
