@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
 
 from cli.access import kafka
 from cli.acls import allow, service_rules
@@ -11,6 +13,8 @@ from cli.out import say
 from libs.bus.admin import Drift, ensure_topics
 from libs.bus.port import BusMisconfigured, BusUnavailable
 from libs.contracts.access import Rule
+from libs.contracts.submission import TenantPolicy
+from libs.contracts.topics import ALL, JOBS, Topic
 from libs.host.settings import WrongSettings, read_settings
 from services.watcher.settings import WatcherSettings
 
@@ -30,15 +34,25 @@ def check(bootstrap: str, *, create: bool, replicas: int, allow_prefix: str | No
 
 
 async def _allow(bootstrap: str, prefix: str) -> list[Rule]:
-    """The services' rules, with the tenants' job topics of DRYSTONE_TENANTS."""
-    try:
-        tenants = read_settings(WatcherSettings).tenants
-    except WrongSettings as error:
-        raise CommandError(str(error)) from None
-    wanted = service_rules(prefix, [tenant.topic for tenant in tenants])
+    """The services' rules, with the tenants' job topics."""
+    wanted = service_rules(prefix, [tenant.topic for tenant in _tenants()])
     await allow(kafka(bootstrap), wanted)
     return wanted
 
 
 async def _ensure(bootstrap: str, *, create: bool, replicas: int) -> list[Drift]:
-    return await ensure_topics(kafka(bootstrap), create=create, replicas=replicas)
+    return await ensure_topics(kafka(bootstrap), create=create, topics=table(_tenants()), replicas=replicas)
+
+
+def table(tenants: Iterable[TenantPolicy]) -> tuple[Topic, ...]:
+    """All topics, with those of the tenants, which are of the shape of `drystone.jobs`."""
+    own = sorted({tenant.topic for tenant in tenants} - {topic.name for topic in ALL})
+    return (*ALL, *(replace(JOBS, name=name) for name in own))
+
+
+def _tenants() -> tuple[TenantPolicy, ...]:
+    """As DRYSTONE_TENANTS has them."""
+    try:
+        return read_settings(WatcherSettings).tenants
+    except WrongSettings as error:
+        raise CommandError(str(error)) from None

@@ -11,6 +11,9 @@ import pytest
 
 from cli.errors import CommandError
 from cli.jobs import cancel, status, submit, why
+from cli.topics import table
+from libs.contracts.submission import TenantPolicy
+from libs.contracts.topics import ALL, JOBS
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.port import Answer
 from libs.kube.trainingjobs import object_name
@@ -201,6 +204,18 @@ def test_without_a_cluster_there_is_one_sentence_and_no_trace(tmp_path: Path) ->
     assert done.stderr.startswith("drystone: ")
     assert "does not answer" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_tenants_topics_are_made_and_checked_like_the_others() -> None:
+    tenants = [
+        TenantPolicy(name="a", topic="a.jobs"),
+        TenantPolicy(name="b", topic="drystone.jobs"),
+        TenantPolicy(name="c", topic="a.jobs"),
+    ]
+    added = table(tenants)[len(ALL) :]
+    assert [topic.name for topic in added] == ["a.jobs"]
+    assert added[0].config(3) == JOBS.config(3)
+    assert added[0].partitions == JOBS.partitions
 
 
 def test_where_json_was_asked_for_a_fault_is_json_too(tmp_path: Path) -> None:
