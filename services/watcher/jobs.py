@@ -209,6 +209,8 @@ class JobEvents:
 
     def _status(self, record: Incoming, status: JobStatus) -> Outgoing:
         headers = {k: v for k, v in record.headers.items() if k == "traceparent"}
+        if record.id:
+            headers["cause"] = record.id
         key = status.job or status.id
         partition = partition_of(key, self._bus.partitions(STATUS.name))
         return Outgoing(STATUS.name, key, _encode(status), EventType.STATUS, partition, headers=headers)

@@ -117,6 +117,8 @@ async def test_an_event_becomes_an_object_a_hint_and_a_status() -> None:
         (status,) = await desk.statuses(1)
         (view,) = desk.objects()
         assert (status.reason, status.id, status.job) == ("Accepted", "train", view.key)
+        answer = next(record for record in desk.said if record.topic == STATUS.name)
+        assert answer.headers["cause"] == status.cause == "event-1"
         (hint,) = [item for batch in desk.of(TASKS.name, TasksBatch) for item in batch.items]
         assert hint.head.uid == view.uid
         assert len(hint.tasks) == 1
