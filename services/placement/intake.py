@@ -208,8 +208,7 @@ class Intake:
             if worst is None or task.landed is Landed.REFUSED:
                 worst, why = task.landed, task.why
         if gone:
-            for one in gone:
-                state.view.engine.forget(one)
+            state.not_placed(gone)
             state.pending.take_gone(job, gone)
             state.ended(job)
         if bound:

@@ -9,6 +9,7 @@ from typing import Final
 
 from libs.contracts.events import PodFact
 from libs.domain.plans import EvictionPlan, Plan
+from libs.domain.verdicts import Wake
 from services.placement.decide import Tenure
 from services.placement.jobs import Claim, Evicting, Job, Pending
 from services.placement.view import View
@@ -112,10 +113,18 @@ class State:
 
     def forget_assumed(self) -> None:
         """What rules of other pods saw for claims that have ended, whichever way, is forgotten."""
-        engine = self.view.engine
         claimed = {task for job in self.pending.jobs.values() for task in job.claims}
-        for task in engine.assumed() - claimed:
+        self.not_placed(self.view.engine.assumed() - claimed)
+
+    def not_placed(self, tasks: Iterable[str]) -> None:
+        """These hold nothing after all: whom they kept away, or held in balance, may be placed."""
+        engine = self.view.engine
+        assumed = engine.assumed().intersection(tasks)
+        for task in assumed:
             engine.forget(task)
+        if assumed:
+            self.view.news.kinds.add(Wake.PODS_CHANGED)
+            self.wake.set()
 
     def ended(self, job: Job) -> None:
         """A pod of a TrainingJob ended, or one of its tasks can no longer be: its controller looks at the truth."""
