@@ -29,7 +29,11 @@ RIGHTS = {
     "watcher": {
         "namespaces": "list watch",
         "nodes": "list watch",
+        "persistentvolumeclaims": "list watch",
+        "persistentvolumes": "list watch",
         "pods": "list watch",
+        "csinodes.storage.k8s.io": "list watch",
+        "storageclasses.storage.k8s.io": "list watch",
         "priorityclasses.scheduling.k8s.io": "list watch",
         "poddisruptionbudgets.policy": "list watch",
         "podgroups.scheduling.x-k8s.io": "list watch",
@@ -47,7 +51,12 @@ RIGHTS = {
         "trainingjobs/status.drystone.dev": "patch",
     },
     "preemptor": {"pods": "get delete", "pods/eviction": "create", "pods/status": "patch"},
-    "binder": {"pods": "get create patch", "pods/binding": "create", "trainingjobs.drystone.dev": "get"},
+    "binder": {
+        "persistentvolumeclaims": "get patch",
+        "pods": "get create patch",
+        "pods/binding": "create",
+        "trainingjobs.drystone.dev": "get",
+    },
 }
 AT_HOME = {"watcher": {"leases.coordination.k8s.io": "get create update"}}
 #: What anybody who is known to the API server may do: ask about himself.
