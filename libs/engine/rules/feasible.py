@@ -7,7 +7,7 @@ without such rules never comes here.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,19 @@ from libs.engine.snapshot import Bools, Ints, Snapshot
 HOST: Final = "kubernetes.io/hostname"
 #: A domain that holds nothing yet, where no domain counts at all.
 _NO_MINIMUM: Final = 2**31 - 1
+
+
+class _Domains(NamedTuple):
+    """One constraint's topology: the domain of each row, the rows that count with their domains, which domains are
+    there and how many, and the rows without the label."""
+
+    domain: Ints
+    size: int
+    rows: Ints
+    here: Ints
+    present: Bools
+    there: int
+    lacking: Bools
 
 
 class RuledFeasibility(Feasibility):
@@ -46,6 +59,8 @@ class RuledFeasibility(Feasibility):
         self._spread = rules.spread if rules is not None else ()
         self._labels = dict(scope.labels) if scope is not None else {}
         self._namespace = scope.namespace if scope is not None else ""
+        self._domains_at: tuple[object, ...] = ()
+        self._spreads: list[_Domains] = []
         self._repelling_version = -1
         self._repelled: list[tuple[PodTerm, Counts]] = []
 
@@ -151,24 +166,36 @@ class RuledFeasibility(Feasibility):
         if not self._spread:
             return
         snapshot = self._snapshot
+        now = (stamp(snapshot), snapshot.capacity)
+        if self._domains_at != now:
+            self._domains_at = now
+            self._spreads = self._spread_domains()
+        for constraint, known, table in zip(self._spread, self._spreads, tables, strict=True):
+            _set(codes, known.lacking, Reason.TOPOLOGY)
+            held = np.bincount(known.here, table.vector(snapshot)[known.rows], known.size)
+            least = int(held[known.present].min()) if known.there else _NO_MINIMUM
+            if known.there < constraint.min_domains:
+                least = 0
+            own = int(selects(constraint.selector, self._labels))
+            skewed = np.zeros(known.size + 1, np.bool_)  # the last one: rows without the label
+            skewed[: known.size] = held + own - least > constraint.skew
+            _set(codes, skewed[known.domain], Reason.SPREAD)
+
+    def _spread_domains(self) -> list[_Domains]:
+        """What of spreading depends on the nodes' facts alone."""
+        snapshot = self._snapshot
         domains = [self._domains(constraint.topology) for constraint in self._spread]
         counting = snapshot.alive.copy()
         for domain, _ in domains:
             counting &= domain >= 0
-        for constraint, (domain, size), table in zip(self._spread, domains, tables, strict=True):
-            _set(codes, (domain < 0) & snapshot.alive, Reason.TOPOLOGY)
-            eligible = counting & self._eligible(constraint)
-            here = domain[eligible]
-            pods = table.vector(snapshot)[eligible]
-            held = np.bincount(here, pods, size).astype(np.int64)
+        found = []
+        for constraint, (domain, size) in zip(self._spread, domains, strict=True):
+            rows = np.flatnonzero(counting & self._eligible(constraint))
+            here = domain[rows]
             present = np.bincount(here, minlength=size) > 0
-            count = int(present.sum())
-            least = int(held[present].min()) if count else _NO_MINIMUM
-            if count < constraint.min_domains:
-                least = 0
-            own = int(selects(constraint.selector, self._labels))
-            skewed = (domain >= 0) & (held[domain] + own - least > constraint.skew)
-            _set(codes, skewed, Reason.SPREAD)
+            lacking = (domain < 0) & snapshot.alive
+            found.append(_Domains(domain, size, rows, here, present, int(present.sum()), lacking))
+        return found
 
     def _eligible(self, constraint: Spread) -> Bools:
         """Rows that count as domains: by the pod's node affinity, by its tolerations, as the constraint says."""
