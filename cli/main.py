@@ -141,12 +141,13 @@ def check(
 def stack_up(
     directory: StackDir = DEFAULT_STACK,
     services: Annotated[bool, typer.Option(help="Start the five services too.")] = False,
+    secured: Annotated[bool, typer.Option("--secured", help="Accounts and TLS at Kafka and Redis.")] = False,
     nodes: Annotated[int, typer.Option(help="Make so many nodes of 8 GPUs, with played kubelets.", min=0)] = 0,
 ) -> None:
     """Start the real parts and print their addresses; they go on until `stack down`."""
     from cli.stack import up
 
-    raise typer.Exit(up(directory, services=services, nodes=nodes))
+    raise typer.Exit(up(directory, services=services, nodes=nodes, secured=secured))
 
 
 @stack_app.command("down")

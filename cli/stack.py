@@ -10,23 +10,30 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from cli.acls import allow, service_rules
 from cli.errors import CommandError
 from cli.out import say
+from libs.contracts.topics import JOBS
 from tools.fleet import Fleet, FleetError
-from tools.load import Load, LoadError, apply_base, create_topics, node_object
+from tools.load import Load, LoadError, apply_base, create_topics, kafka_of, node_object
 from tools.stack import DEFAULT, Stack, StackError, StackInfo
+from tools.stack.accounts import ADMIN
+from tools.stack.paths import write_private
 
 #: Longer than a service takes to stop in its phases.
 _PATIENCE_S: Final = 25.0
 
 
-def up(directory: Path, *, services: bool, nodes: int = 0) -> int:
-    """With `nodes`, so many of 8 GPUs each, whose kubelets are played: pods bound to them run."""
+def up(directory: Path, *, services: bool, nodes: int = 0, secured: bool = False) -> int:
+    """With `nodes`, so many of 8 GPUs each, whose kubelets are played: pods bound to them run. `secured`: Kafka and
+    Redis with accounts, access lists and TLS, each service under its own."""
     parts = (*DEFAULT, "controller-manager", "kwok") if nodes else DEFAULT
     try:
-        info = Stack(directory, parts=parts, report=say).up(detached=True)
+        info = Stack(directory, parts=parts, secured=secured, report=say).up(detached=True)
         apply_base(info)
         create_topics(info)
+        if secured:
+            asyncio.run(allow(kafka_of(info, ADMIN), service_rules("", [JOBS.name])))
         if nodes:
             asyncio.run(_nodes(info, nodes))
         if services:
@@ -107,3 +114,8 @@ def _print(info: StackInfo) -> None:
         return
     say(f"\nexport KUBECONFIG={info.kubeconfig}")
     say(f"export DRYSTONE_KAFKA_BOOTSTRAP={info.kafka_bootstrap} DRYSTONE_REDIS_URL={info.redis_url}")
+    if info.settings.secured:
+        # Passwords are not for the screen.
+        secrets = info.directory / "admin.env"
+        write_private(secrets, "".join(f"{name}={value}\n" for name, value in info.environment_for(ADMIN).items()))
+        say(f"set -a; . {secrets}; set +a")

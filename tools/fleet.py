@@ -91,6 +91,7 @@ class Fleet:
             "DRYSTONE_HTTP_PORT": str(port),
             "DRYSTONE_REPLICA_ID": f"{service}-{replica}",
             "DRYSTONE_LOG_FORMAT": "json",
+            **self.info.environment_for(service),
             **({"DRYSTONE_PROMETHEUS_URL": self.info.prometheus_url} if self.info.prometheus_url else {}),
             **self.environment,
             **extra,

@@ -12,14 +12,18 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from libs.bus.admin import ensure_topics
 from libs.bus.settings import KafkaSettings
+from libs.host.open import kafka_settings
+from libs.host.settings import PREFIX, CommonSettings
 from libs.kube.client import KubeClient
 from libs.kube.port import WatchBroken, WatchGone
 from tools.stack import StackInfo
+from tools.stack.accounts import ADMIN
 from tools.stack.toolbox import need
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,10 +265,17 @@ _DECODE = msgspec.json.Decoder(_Pod).decode
 
 def create_topics(info: StackInfo) -> None:
     """All topics of the table; raises LoadError if one that exists has another shape."""
-    settings = KafkaSettings(bootstrap=info.kafka_bootstrap, client_id="drystone-tools", source="drystone/tools")
-    drift = asyncio.run(ensure_topics(settings, create=True))
+    drift = asyncio.run(ensure_topics(kafka_of(info, ADMIN), create=True))
     if drift:
         raise LoadError("; ".join(map(str, drift)))
+
+
+def kafka_of(info: StackInfo, account: str) -> KafkaSettings:
+    """Kafka as this account reaches it."""
+    said: dict[str, Any] = {
+        name.removeprefix(PREFIX).lower(): value for name, value in info.environment_for(account).items()
+    }
+    return kafka_settings("tools", CommonSettings(kafka_bootstrap=info.kafka_bootstrap, **said))
 
 
 class LoadError(Exception):

@@ -23,11 +23,11 @@ from libs.bus.settings import KafkaSettings
 from libs.contracts import topics
 from libs.contracts.access import rules, tenant_rules
 from libs.contracts.events import EventType
-from libs.host.open import kafka_settings, redis_ledger
+from libs.host.open import redis_ledger
 from libs.host.settings import CommonSettings
 from libs.store.port import LedgerMisconfigured, LedgerUnavailable
 from tools.fleet import SERVICES, Fleet, Member, tail
-from tools.load import Load, apply_base, node_object, pod_object
+from tools.load import Load, apply_base, kafka_of, node_object, pod_object
 from tools.stack import Stack, StackInfo
 
 pytestmark = pytest.mark.real
@@ -43,19 +43,14 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackInfo]:
         yield info
 
 
-def settings(info: StackInfo, account: str, **more: str) -> CommonSettings:
-    said = {**info.environment_for(account), **more}
-    fields = {name.removeprefix("DRYSTONE_").lower(): value for name, value in said.items()}
+def settings(info: StackInfo, account: str) -> CommonSettings:
+    fields = {name.removeprefix("DRYSTONE_").lower(): value for name, value in info.environment_for(account).items()}
     return CommonSettings(kafka_bootstrap=info.kafka_bootstrap, redis_url=info.redis_url, **fields)  # type: ignore[arg-type]
-
-
-def kafka(info: StackInfo, account: str, **more: str) -> KafkaSettings:
-    return kafka_settings(account, settings(info, account, **more))
 
 
 @asynccontextmanager
 async def bus_of(info: StackInfo, account: str) -> AsyncIterator[KafkaBus]:
-    bus = KafkaBus(replace(kafka(info, account), check_topics=False))
+    bus = KafkaBus(replace(kafka_of(info, account), check_topics=False))
     await bus.open()
     try:
         yield bus
@@ -118,26 +113,17 @@ async def test_each_under_its_own_account_and_nobody_else(secured: StackInfo, tm
     assert said.splitlines()[-1] == "topics are as they must be"
     # The console's account stands for one whose list was made by hand, and lacks the group.
     lacking = [rule for rule in rules("preemptor", "User:console") if rule.resource != "GROUP"]
-    await allow(kafka(info, "admin"), [*lacking, *tenant_rules("User:tenant-a", topics.JOBS.name)])
+    await allow(kafka_of(info, "admin"), [*lacking, *tenant_rules("User:tenant-a", topics.JOBS.name)])
     async with Fleet(info, logs) as fleet, Load.of(info) as load:
-        for service in SERVICES:
-            fleet.spawn(service, **info.environment_for(service))
-        await fleet.wait_ready(60)
+        await fleet.start(limit_s=60.0)
         wrong = {"DRYSTONE_KAFKA_SASL_PASSWORD": "not-the-password"}
         locked_out = {"DRYSTONE_REDIS_PASSWORD": "not-the-password"}
         refused = {
-            "its name or its password is wrong": fleet.spawn(
-                "binder", "1", **{**info.environment_for("binder"), **wrong}
-            ),
-            "Redis does not let us in": fleet.spawn(
-                "watcher", "1", **{**info.environment_for("watcher"), **locked_out}
-            ),
-            "describe the topic": fleet.spawn(
-                "binder", "2", **{**info.environment_for("binder"), **_kafka_of(info, "tenant-a")}
-            ),
+            "its name or its password is wrong": fleet.spawn("binder", "1", **wrong),
+            "Redis does not let us in": fleet.spawn("watcher", "1", **locked_out),
+            "describe the topic": fleet.spawn("binder", "2", **_kafka_of(info, "tenant-a")),
         }
-        by_hand = {**info.environment_for("preemptor"), **_kafka_of(info, "console")}
-        ungrouped = fleet.spawn("preemptor", "1", **by_hand)
+        ungrouped = fleet.spawn("preemptor", "1", **_kafka_of(info, "console"))
 
         await load.create_nodes([node_object("n1", gpus=4)])
         async with load.count_bound() as count:
@@ -162,7 +148,7 @@ async def test_each_under_its_own_account_and_nobody_else(secured: StackInfo, tm
             ):
                 await bus.publisher().publish([Outgoing("drystone.plans", "k", b"{}", EventType.PLANS)])
         with pytest.raises(BusMisconfigured, match="does not let the account tenant-a describe"):
-            await ensure_topics(kafka(info, "tenant-a"), create=False)
+            await ensure_topics(kafka_of(info, "tenant-a"), create=False)
         ledger = redis_ledger(settings(info, "metrics-collector"))
         with pytest.raises(LedgerMisconfigured, match="does not let us in"):
             await ledger.open()
