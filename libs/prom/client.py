@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +50,21 @@ _series = msgspec.json.Decoder(list[_Series])
 
 
 class PromClient:
-    """`headers` carry what a proxy in front of Prometheus wants (a bearer token)."""
+    """`token` gives what a proxy in front of Prometheus wants to see as bearer token; it is asked at every query, as
+    mounted tokens change. It may raise OSError. `tls`: whom to trust, where that is not the machine's own list."""
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 5.0,
+        token: Callable[[], str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._url = url.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._headers = headers or {}
+        self._token = token
+        self._tls: ssl.SSLContext | bool = tls or True
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -90,10 +101,15 @@ class PromClient:
             return PromFault(f"Prometheus' answer cannot be read: {error}")
 
     async def _post(self, path: str, form: dict[str, Any]) -> bytes | PromFault:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
         try:
-            async with self._session.post(self._url + path, data=form) as response:
+            token = self._token() if self._token else ""
+        except OSError as error:
+            return PromFault(f"the token for Prometheus cannot be read: {error}")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        try:
+            async with self._session.post(self._url + path, data=form, headers=headers, ssl=self._tls) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return PromFault(f"Prometheus at {self._url} does not answer: {error!r}")

@@ -49,11 +49,11 @@ class Collector:
         self._charged = Charged()
         self._guard = LeakGuard(rules)
         self._gauges = emit.Gauges()
-        token = settings.prometheus_token.get_secret_value()
         self._prom = PromClient(
             settings.prometheus_url,
             timeout_s=settings.query_timeout_s,
-            headers={"Authorization": f"Bearer {token}"} if token else None,
+            token=settings.prometheus_bearer,
+            tls=settings.prometheus_tls(),
         )
         self._fault = "no answer of Prometheus yet"
         self._answered_at: float | None = None

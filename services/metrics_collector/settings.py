@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -14,6 +16,10 @@ class CollectorSettings(CommonSettings):
     prometheus_url: str = "http://127.0.0.1:9090"
     #: Bearer token of a proxy in front of Prometheus.
     prometheus_token: SecretStr = SecretStr("")
+    #: A file with that token, read at every query: mounted tokens change.
+    prometheus_token_file: Path | None = None
+    #: With https://: who signs Prometheus' certificate (PEM); else the machine's own list.
+    prometheus_ca_file: Path | None = None
     #: Between two queries. A changed gauge is known at most this long after Prometheus scraped it.
     interval_s: float = Field(default=1.0, ge=0.1, le=300)
     #: After it a query counts as failed.
@@ -45,7 +51,22 @@ class CollectorSettings(CommonSettings):
             raise ValueError("DRYSTONE_SHARD must be below DRYSTONE_SHARDS")
         if not self.prometheus_url.startswith(("http://", "https://")):
             raise ValueError("DRYSTONE_PROMETHEUS_URL must begin with http:// or https://")
+        if self.prometheus_token_file is not None and self.prometheus_token.get_secret_value():
+            raise ValueError("DRYSTONE_PROMETHEUS_TOKEN and DRYSTONE_PROMETHEUS_TOKEN_FILE: set one of them")
+        for name in ("prometheus_token_file", "prometheus_ca_file"):
+            file: Path | None = getattr(self, name)
+            if file is not None and not file.is_file():
+                raise ValueError(f"DRYSTONE_{name.upper()} names no readable file")
         return self
+
+    def prometheus_bearer(self) -> str:
+        """The token as it is now. Raises OSError."""
+        if self.prometheus_token_file is not None:
+            return self.prometheus_token_file.read_text(encoding="utf-8").strip()
+        return self.prometheus_token.get_secret_value()
+
+    def prometheus_tls(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=self.prometheus_ca_file) if self.prometheus_ca_file else None
 
     @property
     def secrets(self) -> list[str]:
