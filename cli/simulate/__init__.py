@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from cli.simulate.pack import pack
+from cli.simulate.queue import queue
 
 simulate_app = typer.Typer(help="Policies on your own lists, in virtual time; needs no cluster.", no_args_is_help=True)
 
@@ -15,3 +16,4 @@ def simulate() -> None:
 
 
 simulate_app.command("pack")(pack)
+simulate_app.command("queue")(queue)

@@ -1,0 +1,86 @@
+"""`drystone simulate queue`: jobs with run times wait, run, yield and end; policies side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.errors import CommandError
+
+
+def queue(
+    jobs: Annotated[
+        Path,
+        typer.Option(
+            help="Jobs as CSV: submit_s, duration_s, num_gpus[, job_id, vc, priority, gpu_milli]. May be .gz."
+        ),
+    ],
+    nodes: Annotated[int, typer.Option(help="Nodes.", min=1)] = 48,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each node.", min=1)] = 8,
+    policy: Annotated[str, typer.Option(help="One or more, joined by commas.")] = "fifo-backfill",
+    tenants: Annotated[str, typer.Option(help="pooled | fenced: each on its own nodes.")] = "pooled",
+    fence: Annotated[str, typer.Option(help="Nodes per tenant: a=16,b=8.")] = "",
+    restart_s: Annotated[float, typer.Option(help="Seconds that a restart after an eviction costs.", min=0)] = 60.0,
+    checkpoint_s: Annotated[float, typer.Option(help="Seconds of run between checkpoints.", min=0)] = 1800.0,
+    processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report with plots here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
+) -> None:
+    """Jobs of a trace arrive, wait, run, are evicted and end, in virtual time."""
+    from libs.sim.errors import SimulationError
+    from libs.sim.queue.figures import figures
+    from libs.sim.queue.loop import Costs
+    from libs.sim.queue.study import Setup, parse_fence
+    from libs.sim.queue.trace import read_jobs
+
+    if tenants not in ("pooled", "fenced"):
+        raise CommandError(f"tenants are pooled or fenced, not {tenants!r}")
+    try:
+        trace = read_jobs(jobs)
+        shares = parse_fence(fence)
+        costs = Costs(restart_s, checkpoint_s)
+        setups = [
+            Setup(nodes, gpus_per_node, name.strip(), costs, tenants == "fenced", shares) for name in policy.split(",")
+        ]
+        results = _run(setups, trace, processes)
+    except SimulationError as error:
+        raise CommandError(str(error)) from None
+    tables = [figures(result) for result in results]
+    if report is not None:
+        from libs.sim.queue.report import render
+
+        report.write_text(render(jobs.name, results), encoding="utf-8")
+    if as_json:
+        sys.stdout.write(json.dumps(tables[0] if len(tables) == 1 else tables, indent=2) + "\n")
+        return
+    for table in tables:
+        sys.stdout.write(_line(table) + "\n")
+
+
+def _run(setups: list[Any], trace: list[Any], processes: int) -> list[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from libs.sim.queue.study import simulate, simulate_all
+
+    one = len(setups) == 1
+    columns = (TextColumn("jobs" if one else "runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=len(trace) if one else len(setups))
+        if one:
+            return [simulate(setups[0], trace, done=lambda ended: progress.update(bar, completed=ended))]
+        return simulate_all(setups, trace, processes, lambda _: progress.advance(bar))
+
+
+def _line(table: dict[str, Any]) -> str:
+    return (
+        f"{table['policy']}: wait mean {table['mean_wait_s']:,.0f} s, p99 {table['p99_wait_s']:,.0f}, "
+        f"longest {table['max_wait_s']:,.0f}; completion mean {table['mean_jct_s']:,.0f}, "
+        f"p99 {table['p99_jct_s']:,.0f}; utilisation {table['utilisation_pct']:.1f} % of load "
+        f"{table['offered_load']:.2f}; evictions per job {table['evictions_per_job']:.3f}, "
+        f"GPU time lost {table['gpu_time_lost_pct']:.2f} %"
+    )

@@ -1,0 +1,111 @@
+"""Runs as they are asked for: one pool, or a fence round every tenant; several policies in parallel processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+
+from libs.engine.order import ORDERS
+from libs.engine.order.base import Order
+from libs.sim.errors import SimulationError
+from libs.sim.queue.cluster import Cluster
+from libs.sim.queue.figures import Result
+from libs.sim.queue.loop import Costs, QueueLoop
+from libs.sim.queue.trace import TraceJob
+
+Done = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`fence`: nodes per tenant. With `fenced` each tenant has only those; otherwise all share one pool."""
+
+    nodes: int
+    gpus_per_node: int
+    policy: str
+    costs: Costs = field(default_factory=Costs)
+    fenced: bool = False
+    fence: tuple[tuple[str, int], ...] = ()
+
+
+def parse_fence(text: str) -> tuple[tuple[str, int], ...]:
+    """ "a=16,b=8" -> nodes per tenant."""
+    fence: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, count = part.rpartition("=")
+        if not equals or not count.isdecimal() or int(count) < 1:
+            raise SimulationError(f"a fence is TENANT=NODES[,...], not {part!r}")
+        if name in fence:
+            raise SimulationError(f"tenant {name!r} is fenced twice")
+        fence[name] = int(count)
+    return tuple(fence.items())
+
+
+def check(setup: Setup, jobs: Sequence[TraceJob]) -> None:
+    if setup.policy not in ORDERS:
+        raise SimulationError(f"no policy {setup.policy!r}; there are {', '.join(ORDERS)}")
+    total = sum(nodes for _, nodes in setup.fence)
+    if total > setup.nodes:
+        raise SimulationError(f"the fences hold {total} nodes, there are {setup.nodes}")
+    if setup.fenced:
+        missing = sorted({job.tenant for job in jobs} - {name for name, _ in setup.fence})
+        if missing:
+            raise SimulationError(f"no fence for {', '.join(map(repr, missing))}")
+
+
+def simulate(setup: Setup, jobs: Sequence[TraceJob], order: Order | None = None, done: Done | None = None) -> Result:
+    """One run. `order` overrides the policy's own making; `done` is told how many jobs have ended."""
+    check(setup, jobs)
+    started = time.perf_counter()
+    histories = []
+    ended = 0
+    for nodes, members in _clusters(setup, jobs):
+        if not members:
+            continue
+        mine = order if order is not None and not setup.fenced else ORDERS[setup.policy]()
+        loop = QueueLoop(Cluster(nodes, setup.gpus_per_node), mine, setup.costs, members)
+        histories.append(loop.run(None if done is None else partial(_tell, done, ended)))
+        ended += len(members)
+    return Result.of(setup.policy, histories, time.perf_counter() - started)
+
+
+def _tell(done: Done, before: int, ended: int) -> None:
+    done(before + ended)
+
+
+def _clusters(setup: Setup, jobs: Sequence[TraceJob]) -> Iterator[tuple[int, Sequence[TraceJob]]]:
+    if not setup.fenced:
+        yield setup.nodes, jobs
+        return
+    for name, nodes in setup.fence:
+        yield nodes, [job for job in jobs if job.tenant == name]
+
+
+def simulate_all(
+    setups: Sequence[Setup], jobs: Sequence[TraceJob], processes: int = 0, done: Callable[[int], None] | None = None
+) -> list[Result]:
+    """Results in the order of the set-ups; `done` is told the index of each that is ready."""
+    for setup in setups:
+        check(setup, jobs)
+    workers = min(len(setups), processes or os.cpu_count() or 1)
+    if workers == 1:
+        results = []
+        for index, setup in enumerate(setups):
+            results.append(simulate(setup, jobs))
+            if done is not None:
+                done(index)
+        return results
+    answers: dict[int, Result] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        futures = {pool.submit(simulate, setup, jobs): index for index, setup in enumerate(setups)}
+        for future in as_completed(futures):
+            answers[futures[future]] = future.result()
+            if done is not None:
+                done(futures[future])
+    return [answers[index] for index in range(len(setups))]
