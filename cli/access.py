@@ -23,6 +23,7 @@ from libs.kube.client import KubeClient
 from libs.kube.errors import BadConfiguration, ReadFailed
 from libs.kube.outcomes import why
 from libs.kube.port import Answer, Kube
+from libs.observe import logs
 from libs.store.redis import RedisLedger
 
 T = TypeVar("T")
@@ -31,9 +32,11 @@ _NAMESPACE: Final = "default"
 
 def settings() -> CommonSettings:
     try:
-        return read_settings(CommonSettings)
+        found = read_settings(CommonSettings)
     except WrongSettings as error:
         raise CommandError(str(error)) from None
+    logs.hide(*found.secrets)
+    return found
 
 
 def kafka(bootstrap: str, *, check_topics: bool = True) -> KafkaSettings:

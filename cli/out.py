@@ -6,6 +6,8 @@ import json
 import sys
 from typing import Any
 
+from libs.observe.logs import clean
+
 
 def say(text: str) -> None:
     """Shown at once, also where the output is a pipe."""
@@ -25,6 +27,7 @@ def note(text: str) -> None:
 
 def fail(text: str, *, as_json: bool) -> None:
     """One sentence; where JSON was asked for, an object with it on standard output too."""
+    text = clean(text)
     if as_json:
         show({"error": text})
     note(f"drystone: {text}")

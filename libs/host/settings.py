@@ -13,6 +13,7 @@ import socket
 import ssl
 from pathlib import Path
 from typing import Literal, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -100,14 +101,40 @@ class CommonSettings(BaseSettings):
             file: Path | None = getattr(self, name)
             if file is not None and not file.is_file():
                 raise ValueError(f"{PREFIX}{name.upper()} names no readable file")
+        self._certificates()
         if self.kubeconfig and not Path(self.kubeconfig).expanduser().is_file():
             raise ValueError("DRYSTONE_KUBECONFIG names no readable file")
         return self
 
+    def _certificates(self) -> None:
+        """Files that nothing would read, or that cannot be read, are mistakes: who gives them means to be safe."""
+        for part, secure, how in (
+            ("kafka", self.kafka_security.endswith("SSL"), "DRYSTONE_KAFKA_SECURITY SSL or SASL_SSL"),
+            ("redis", self.redis_url.startswith("rediss://"), "a DRYSTONE_REDIS_URL that begins with rediss://"),
+        ):
+            files = {kind: getattr(self, f"{part}_{kind}_file") for kind in ("ca", "cert", "key")}
+            given = [f"{PREFIX}{part.upper()}_{kind.upper()}_FILE" for kind, file in files.items() if file]
+            if not given:
+                continue
+            if not secure:
+                raise ValueError(f"{given[0]} needs {how}")
+            if files["key"] and not files["cert"]:
+                raise ValueError(f"{PREFIX}{part.upper()}_KEY_FILE needs {PREFIX}{part.upper()}_CERT_FILE")
+            try:
+                _tls(files["ca"], files["cert"], files["key"])
+            except (OSError, ssl.SSLError) as error:
+                raise ValueError(f"{', '.join(given)}: no certificate or key that can be read ({error})") from None
+
     @property
     def secrets(self) -> list[str]:
         """What must never be printed."""
-        return [self.kafka_sasl_password.get_secret_value(), self.redis_password.get_secret_value()]
+        in_url = urlsplit(self.redis_url).password or ""
+        return [
+            self.kafka_sasl_password.get_secret_value(),
+            self.redis_password.get_secret_value(),
+            unquote(in_url),
+            in_url,
+        ]
 
     def kafka_tls(self) -> ssl.SSLContext | None:
         if not self.kafka_security.endswith("SSL"):

@@ -54,6 +54,44 @@ def test_a_wrong_tenant_is_named_by_its_place(monkeypatch: pytest.MonkeyPatch, v
     assert str(refused.value).startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"KAFKA_CA_FILE": __file__}, "DRYSTONE_KAFKA_CA_FILE needs DRYSTONE_KAFKA_SECURITY SSL or SASL_SSL"),
+        (
+            {"REDIS_CERT_FILE": __file__},
+            "DRYSTONE_REDIS_CERT_FILE needs a DRYSTONE_REDIS_URL that begins with rediss://",
+        ),
+        (
+            {"KAFKA_SECURITY": "SSL", "KAFKA_KEY_FILE": __file__},
+            "DRYSTONE_KAFKA_KEY_FILE needs DRYSTONE_KAFKA_CERT_FILE",
+        ),
+        (
+            {"KAFKA_SECURITY": "SSL", "KAFKA_CA_FILE": __file__},
+            "DRYSTONE_KAFKA_CA_FILE: no certificate or key that can be read",
+        ),
+        (
+            {"REDIS_URL": "rediss://redis:6379/0", "REDIS_CERT_FILE": __file__},
+            "DRYSTONE_REDIS_CERT_FILE: no certificate or key that can be read",
+        ),
+    ],
+)
+def test_certificates_that_would_not_be_used_or_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], words: str
+) -> None:
+    for name, value in said.items():
+        monkeypatch.setenv("DRYSTONE_" + name, value)
+    with pytest.raises(WrongSettings) as refused:
+        read_settings(CommonSettings)
+    assert str(refused.value).startswith(words)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_password_in_the_url_is_a_secret_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRYSTONE_REDIS_URL", "redis://user:p%40ss@redis:6379/0")
+    assert {"p@ss", "p%40ss"} <= set(read_settings(CommonSettings).secrets)
+
+
 def test_secrets_are_not_in_what_settings_print(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRYSTONE_REDIS_PASSWORD", "hunter2")
     assert "hunter2" not in repr(read_settings(CommonSettings))
