@@ -138,7 +138,8 @@ def claim_of(claim: ClaimObject, volume: VolumeObject | None, kind: ClassObject 
     node = _allowed(kind)
     if selected:
         # What was selected stays so until the provisioner gives up and takes the annotation away.
-        node = (NodeTerm((), (Requirement("metadata.name", "In", (selected,)),)),)
+        here = (Requirement("metadata.name", "In", (selected,)),)
+        node = tuple(NodeTerm(term.labels, here) for term in node or (NodeTerm(),))
     return msgspec.structs.replace(
         known, state=ClaimState.FIRST_USE, node=node, driver=kind.provisioner, handle=f"{meta.namespace}/{meta.name}"
     )

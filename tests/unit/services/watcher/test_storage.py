@@ -112,6 +112,21 @@ def test_what_a_claim_waits_for(spec: dict[str, Any], annotations: dict[str, str
     assert fact.claim.state is state  # type: ignore[union-attr]
 
 
+def test_a_claim_whose_node_was_selected_waits_for_that_node_within_what_its_class_allows() -> None:
+    picture = Picture(1, {})
+    ways = handlers(picture)
+    selected = {"volume.kubernetes.io/selected-node": "n7"}
+    ways["claims"][0]([raw("claim", "data", {"storageClassName": "first"}, meta={"annotations": selected})])
+    zones = [{"matchLabelExpressions": [{"key": "zone", "values": ["z1"]}]}]
+    waits = {"provisioner": "p", "volumeBindingMode": "WaitForFirstConsumer"}
+    here = (Requirement("metadata.name", "In", ("n7",)),)
+    for allowed, labels in ((None, ()), (zones, (Requirement("zone", "In", ("z1",)),))):
+        ways["storageclasses"][0]([raw("class", "first", **waits, allowedTopologies=allowed)])
+        fact = picture.fact("claim/team/data")
+        assert fact is not None
+        assert fact.claim.node == (NodeTerm(labels, here),)  # type: ignore[union-attr]
+
+
 def test_limits_of_nodes() -> None:
     picture = Picture(1, {})
     way, event = handlers(picture)["csinodes"]
