@@ -45,7 +45,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackInfo]:
 
 def settings(info: StackInfo, account: str) -> CommonSettings:
     fields = {name.removeprefix("DRYSTONE_").lower(): value for name, value in info.environment_for(account).items()}
-    return CommonSettings(kafka_bootstrap=info.kafka_bootstrap, redis_url=info.redis_url, **fields)  # type: ignore[arg-type]
+    return CommonSettings(kafka_bootstrap=info.kafka_bootstrap, **fields)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

@@ -69,7 +69,7 @@ class StackInfo:
         return Certificates(self.directory / "tls")
 
     def environment_for(self, account: str) -> dict[str, str]:
-        """What a service must be told to reach Kafka and Redis as this account, beyond the addresses."""
+        """What a service must be told to reach Kafka and Redis as this account, beyond where an open stack is."""
         if not self.settings.secured:
             return {}
         authority, password = str(self.certificates.authority), self.passwords[account]
@@ -79,6 +79,7 @@ class StackInfo:
             "DRYSTONE_KAFKA_SASL_USERNAME": account,
             "DRYSTONE_KAFKA_SASL_PASSWORD": password,
             "DRYSTONE_KAFKA_CA_FILE": authority,
+            "DRYSTONE_REDIS_URL": self.redis_url,
             "DRYSTONE_REDIS_USERNAME": account,
             "DRYSTONE_REDIS_PASSWORD": password,
             "DRYSTONE_REDIS_CA_FILE": authority,
