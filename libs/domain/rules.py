@@ -76,6 +76,8 @@ class Rules(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     ports: tuple[HostPort, ...] = ()
     #: Names of volume claims in the pod's namespace.
     claims: tuple[str, ...] = ()
+    #: Nodes that are preferred, each term with its weight (1 to 100); bars nothing.
+    preferred: tuple[tuple[int, NodeTerm], ...] = ()
 
     @property
     def namespaced(self) -> bool:

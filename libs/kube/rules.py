@@ -2,8 +2,8 @@
 
 What the API server would fill in is filled in here, since templates have not passed it: a term without namespaces
 means the pod's own, `matchLabelKeys` join the selector, `hostNetwork` makes every port a host port. Selectors are put
-into one order, so that rules that mean the same are equal. Preferences (preferred terms, ScheduleAnyway) are no rules
-and are not read.
+into one order, so that rules that mean the same are equal. Of preferences only those of nodes are read; preferred pod
+affinity and ScheduleAnyway are not.
 """
 
 from __future__ import annotations
@@ -43,8 +43,16 @@ class NodeSelector(_Part, frozen=True):
     node_selector_terms: tuple[NodeTermPart, ...] | None = None
 
 
+class _Preferred(_Part, frozen=True):
+    weight: int = 0
+    preference: NodeTermPart | None = None
+
+
 class _NodeAffinity(_Part, frozen=True):
     required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+    preferred: tuple[_Preferred, ...] | None = msgspec.field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
 
 
 class _PodTerm(_Part, frozen=True):
@@ -83,6 +91,7 @@ class _ClaimSource(_Part, frozen=True):
     claim_name: str
 
 
+_NO_RULES: Final = Rules()
 _claim_decoder: Final = msgspec.json.Decoder(_ClaimSource)
 _name_decoder: Final = msgspec.json.Decoder(str)
 _affinity_decoder: Final = msgspec.json.Decoder(_Affinity)
@@ -95,6 +104,7 @@ def rules_of(
     """None where the pod has no rules. What cannot be read is a problem, named. `name` is the pod's, None for a
     template's pods."""
     node: tuple[NodeTerm, ...] | None = None
+    preferred: tuple[tuple[int, NodeTerm], ...] = ()
     near: tuple[PodTerm, ...] = ()
     far: tuple[PodTerm, ...] = ()
     spread: tuple[Spread, ...] = ()
@@ -106,6 +116,8 @@ def rules_of(
         else:
             if affinity.node_affinity is not None and affinity.node_affinity.required is not None:
                 node = tuple(map(node_term, affinity.node_affinity.required.node_selector_terms or ()))
+            if affinity.node_affinity is not None:
+                preferred = _preferred(affinity.node_affinity)
             near = _pod_terms(affinity.pod_affinity, namespace, labels)
             far = _pod_terms(affinity.pod_anti_affinity, namespace, labels)
     if present(spec.topology_spread_constraints):
@@ -117,9 +129,17 @@ def rules_of(
             spread = tuple(_spread(c, labels) for c in constraints if c.when_unsatisfiable != "ScheduleAnyway")
     ports = host_ports(spec)
     claims = _claims(spec, name, problems) if spec.volumes else ()
-    if node is None and not near and not far and not spread and not ports and not claims:
-        return None
-    return Rules(node, near, far, spread, ports, claims)
+    rules = Rules(node, near, far, spread, ports, claims, preferred)
+    return None if rules == _NO_RULES else rules
+
+
+def _preferred(affinity: _NodeAffinity) -> tuple[tuple[int, NodeTerm], ...]:
+    terms = {
+        (term.weight, node_term(term.preference))
+        for term in affinity.preferred or ()
+        if term.preference is not None and term.weight > 0
+    }
+    return tuple(sorted(terms, key=lambda pair: (pair[0], msgspec.json.encode(pair[1]))))
 
 
 def _claims(spec: PodSpec, name: str | None, problems: list[str]) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ import numpy as np
 from libs.domain.rules import PodTerm, Spread
 from libs.domain.verdicts import Reason
 from libs.engine.ask import Ask
-from libs.engine.feasible import Feasibility
+from libs.engine.feasible import RANK_BITS, Feasibility
 from libs.engine.filters import CODE, DEAD, taint_code
 from libs.engine.policies.base import Policy
 from libs.engine.rules.book import Book, Kind
-from libs.engine.rules.counts import Counts, stamp
-from libs.engine.rules.match import selects
+from libs.engine.rules.counts import Counts, Stamp, stamp
+from libs.engine.rules.match import node_matches, selects
 from libs.engine.snapshot import Bools, Ints, Snapshot
 
 HOST: Final = "kubernetes.io/hostname"
@@ -59,10 +59,48 @@ class RuledFeasibility(Feasibility):
         self._spread = rules.spread if rules is not None else ()
         self._labels = dict(scope.labels) if scope is not None else {}
         self._namespace = scope.namespace if scope is not None else ""
+        self._preferred = rules.preferred if rules is not None else ()
+        self._bonus: Ints = np.zeros(0, np.int64)
+        self._bonus_at: Stamp = (-1, -1)
         self._domains_at: tuple[object, ...] = ()
         self._spreads: list[_Domains] = []
         self._repelling_version = -1
         self._repelled: list[tuple[PodTerm, Counts]] = []
+
+    # -- preferences --------------------------------------------------------------------------------------------------
+    def _follow_preferred(self) -> None:
+        """How much of the preferences each row meets, as a part of what all policies together can say."""
+        snapshot, now = self._snapshot, stamp(self._snapshot)
+        if now == self._bonus_at and len(self._bonus) == snapshot.capacity:
+            return
+        rows: range | set[int]
+        if now[0] != self._bonus_at[0] or len(self._bonus) != snapshot.capacity:
+            self._bonus, rows = np.zeros(snapshot.capacity, np.int64), range(len(snapshot.states))
+        else:
+            rows = set(snapshot.spec_changes[self._bonus_at[1] :])
+        self._bonus_at = now
+        most = sum(weight for weight, _ in self._preferred)
+        for row in rows:
+            state = snapshot.states[row]
+            if state is not None:
+                node = state.node
+                met = sum(w for w, term in self._preferred if node_matches((term,), node.labels, node.name))
+                self._bonus[row] = self._liked * met // most
+
+    def _key(self, row: int) -> int:
+        key = super()._key(row)
+        if key < 0 or not self._preferred:
+            return key
+        self._follow_preferred()
+        return key + (int(self._bonus[row]) << RANK_BITS)
+
+    def _score(self, rows: Ints | None) -> None:
+        super()._score(rows)
+        if self._preferred:
+            self._follow_preferred()
+            scored = np.arange(len(self.keys)) if rows is None else rows
+            keys = self.keys[scored]
+            self.keys[scored] = np.where(keys >= 0, keys + (self._bonus[scored] << RANK_BITS), keys)
 
     # -- keeping up -------------------------------------------------------------------------------------------------
     def refresh(self) -> None:

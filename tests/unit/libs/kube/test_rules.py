@@ -27,10 +27,17 @@ def test_a_plain_pod_has_no_rules_and_brings_its_labels() -> None:
     assert view.to_task().labels == {"app": "web"}
 
 
-def test_preferences_are_no_rules() -> None:
+def test_preferred_nodes_are_read_with_their_weights() -> None:
+    term = {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}
+    soft = [{"weight": 7, "preference": term}, {"weight": 3, "preference": {}}]
+    rules = read(affinity={"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": soft}})
+    assert rules == Rules(preferred=((3, NodeTerm()), (7, NodeTerm((Requirement("disk", "Exists"),)))))
+
+
+def test_preferences_among_pods_are_no_rules() -> None:
     soft = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
     spread = [{"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]
-    affinity = {"nodeAffinity": soft, "podAffinity": soft, "podAntiAffinity": soft}
+    affinity = {"podAffinity": soft, "podAntiAffinity": soft}
     assert pod(affinity=affinity, topologySpreadConstraints=spread).rules is None
 
 

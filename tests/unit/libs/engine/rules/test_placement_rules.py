@@ -194,6 +194,26 @@ class TestNodes:
         assert nodes_of(decide(facts, pod("p", rules=asks("10.0.0.2")))[0]) == ["n"]
 
 
+class TestPreferences:
+    def test_a_preferred_node_is_taken_first_and_another_one_when_it_is_full(self) -> None:
+        fast = (Requirement("disk", "In", ("ssd",)),)
+        rules = Rules(preferred=((5, NodeTerm(fast)), (1, NodeTerm((Requirement("old", "Exists"),)))))
+        facts = (
+            cluster().node("a", gpus=1, labels={"old": ""}).node("b", gpus=1).node("c", gpus=1, labels={"disk": "ssd"})
+        )
+        jobs = [pod(name, gpus=1, rules=rules, created=float(n)) for n, name in enumerate("pqr")]
+        assert [nodes_of(decision) for decision in decide(facts, *jobs)] == [["c"], ["a"], ["b"]]
+
+    def test_a_label_that_comes_later_is_preferred_from_then_on(self) -> None:
+        rules = Rules(preferred=((1, NodeTerm((Requirement("disk", "Exists"),))),))
+        facts = cluster().node("a").node("b")
+        engine = engine_of(facts)
+        assert nodes_of(engine.decide([pod("p", rules=rules)])[0]) == ["a"]
+        engine.settle()
+        engine.node_seen(cluster().node("b", labels={"disk": "ssd"}).nodes["b"])
+        assert nodes_of(engine.decide([pod("q", rules=rules)])[0]) == ["b"]
+
+
 class TestEviction:
     def test_the_pod_that_holds_the_port_is_the_one_that_yields(self) -> None:
         port = (HostPort(80),)
