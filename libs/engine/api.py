@@ -90,7 +90,7 @@ class EngineConfig:
     contend), with a generator seeded by `seed`. `typical` replaces the mix of tasks that policies learn by a fixed one:
     requests, and how often they come. Without `explain` a refusal says only that nothing fits."""
 
-    weights: dict[str, int] = field(default_factory=lambda: {"weighted-best-fit": 1})
+    weights: dict[str, int] = field(default_factory=lambda: {"drystone": 1})
     candidates: int = 1
     seed: int = 0
     typical: tuple[tuple[Request, int], ...] = ()

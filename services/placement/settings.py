@@ -11,8 +11,8 @@ from libs.host.settings import CommonSettings
 class PlacementSettings(CommonSettings):
     #: Tenants with their namespaces, as JSON: the same value that the watcher has.
     tenants: tuple[TenantPolicy, ...] = (TenantPolicy(),)
-    #: Policy name -> weight, as JSON: {"weighted-best-fit": 1}.
-    placement_weights: dict[str, int] = Field(default_factory=lambda: {"weighted-best-fit": 1})
+    #: Policy name -> weight, as JSON: {"drystone": 1}.
+    placement_weights: dict[str, int] = Field(default_factory=lambda: {"drystone": 1})
     #: Draw among that many best nodes; above 1 where several replicas contend for a nearly full cluster.
     placement_candidates: int = Field(default=1, ge=1, le=64)
     #: Of the draw; the same seed draws the same.

@@ -328,7 +328,9 @@ def test_a_task_that_some_node_can_take_is_placed_when_it_is_alone(facts: Cluste
 def test_settle_returns_to_the_ledgers_truth(
     facts: ClusterBuilder, jobs: list[PendingJob], more: list[PendingJob]
 ) -> None:
-    engine, fresh = engine_of(facts), engine_of(facts)
+    """What was learned of the mix stays, so the policy here is one that learns nothing."""
+    config = {"weights": {"weighted-best-fit": 1}}
+    engine, fresh = engine_of(facts, **config), engine_of(facts, **config)
     engine.decide(jobs)
     engine.settle()
     assert engine.free_room() == fresh.free_room()

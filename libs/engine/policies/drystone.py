@@ -2,9 +2,10 @@
 equal places take the one that stays in balance.
 
 **What is lost.** For every kind of task m of the typical mix, U(m) is the idle GPU of the cluster that it could use
-now. A placement takes some of it. The score is the gradient of sum p(m) log U(m): a loss counts by the task's part p(m)
-of the mix, divided by what is left for such tasks. GPUs of a model that many tasks name, nodes that are still whole
-where large tasks come, nodes with much CPU: each is dear exactly as far as it is scarce, and by nothing that was set.
+now. A placement takes some of it. The score is the gradient of a fair sum over the kinds (alpha-fairness with alpha =
+3/2): a loss counts by the task's part p(m) of the mix, divided by U(m) to the power 3/2, and by the root of how many
+GPUs such a task takes. GPUs of a model that many tasks name, nodes that are still whole where large tasks come, nodes
+with much CPU: each is dear as far as it is scarce now, and by nothing that was set.
 
 **What stays in balance.** A node whose CPU runs out before its GPUs strands the GPUs, and the other way round. The
 difference between its free share of CPU and its free share of GPU, after the placement, costs as many milli GPUs as
@@ -19,6 +20,7 @@ Nothing is refused or held back for the score's sake: it only orders the nodes w
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +44,7 @@ BALANCE: Final = 300
 PRIOR: Final = ONE * 2 // 1000
 #: Nothing counts as scarcer than this part of the idle GPU: one fiftieth.
 SCARCEST: Final = 50
+_ROOT_BITS: Final = 10
 
 
 class Drystone(Base):
@@ -67,12 +70,14 @@ class Drystone(Base):
         return [Share(shape, weight * (ONE - PRIOR) // ONE) for shape, weight in shares] + self._whole
 
     def _weigh(self, kinds: Kinds, shares: list[Share]) -> list[Share]:
-        """Each kind's weight, divided by the part of the idle GPU that it can use."""
+        """Each kind's weight by how scarce it is: times s x sqrt(s / GPUs), s = idle GPU / idle GPU that it can use."""
         idle, reach = kinds.reach(self.around.snapshot.columns(), shares)
-        return [
-            Share(shape, weight * idle // max(usable, idle // SCARCEST, 1))
-            for (shape, weight), usable in zip(shares, reach, strict=True)
-        ]
+        found: list[Share] = []
+        for (shape, weight), usable in zip(shares, reach, strict=True):
+            left = max(usable, idle // SCARCEST, 1)
+            root = math.isqrt((idle << 2 * _ROOT_BITS) // (left * max(shape.gpus, 1)))
+            found.append(Share(shape, (weight * idle // left * root) >> _ROOT_BITS))
+        return found
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
         usable = self._tables.usable

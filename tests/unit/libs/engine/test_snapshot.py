@@ -7,7 +7,7 @@ from libs.domain.usage import NodeUse
 from libs.engine.ask import Ask, ask_key
 from libs.engine.feasible import Feasibility
 from libs.engine.policies import chosen
-from libs.engine.snapshot import Snapshot
+from libs.engine.snapshot import LOG, Snapshot
 from libs.testkit.builders import node, task
 
 
@@ -60,7 +60,7 @@ def test_one_changed_node_is_scored_alone_and_trimming_the_log_loses_nothing() -
     snapshot.take(0, Charge(0, 0, (GpuGrant(0, 1, 1),)))
     view.refresh()
     assert view.best() == snapshot.rows["n01"]
-    for _ in range(3000):
+    for _ in range(LOG):
         snapshot.take(1, Charge(1, 0))
         snapshot.give(1, Charge(1, 0))
     snapshot.take(1, Charge(0, 0, (GpuGrant(3, 1, 1),)))
