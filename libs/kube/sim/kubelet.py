@@ -11,53 +11,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
-from libs.domain import keys
 from libs.domain.nodes import Node
-from libs.domain.resources import WHOLE, Charge
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
+from libs.kube.sim.admission import Admission, Refused
 from libs.kube.sim.podrules import PODS
 from libs.kube.sim.store import Change, Object, Place
 
 SECONDS: Final = "drystone.dev/simulated-seconds"
 END: Final = "drystone.dev/simulated-end"
 NODES: Final = "/nodes"
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A pod that was bound where it does not fit: a broken law of whoever bound it."""
-
-    pod: str
-    node: str
-    reason: str
-    message: str
-
-
-@dataclass(slots=True)
-class _Held:
-    """What the pods on one node hold."""
-
-    cpu: int = 0
-    mem: int = 0
-    pods: int = 0
-    blind: int = 0
-    gpus: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def change(self, charge: Charge, sign: int) -> None:
-        self.cpu += sign * charge.cpu
-        self.mem += sign * charge.mem
-        self.pods += sign
-        self.blind += sign * charge.blind
-        for grant in charge.gpus:
-            milli, mib = self.gpus.get(grant.index, (0, 0))
-            self.gpus[grant.index] = (milli + sign * grant.milli, mib + sign * grant.mib)
 
 
 class SimulatedKubelets:
@@ -81,9 +49,7 @@ class SimulatedKubelets:
         self._store = cluster.store
         self._loop = asyncio.get_running_loop()
         self._speed, self._start_s, self._leave_s = speed, start_s, leave_s
-        self._held: dict[str, _Held] = {}
-        #: pod uid -> (node, charge) of what is admitted and not ended
-        self._admitted: dict[str, tuple[str, Charge]] = {}
+        self._admission = Admission()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._todo: list[Place] = []
         self._due = self._stopped = False
@@ -141,22 +107,18 @@ class SimulatedKubelets:
                 grace = float(pod["metadata"].get("deletionGracePeriodSeconds", 0))
                 self._later(f"leave/{uid}", min(grace, self._leave_s), lambda: self._leave(place, uid))
             return
-        if phase == "Pending" and uid not in self._admitted:
+        if phase == "Pending" and uid not in self._admission:
             self._admit(place, pod, parse_pod(raw))
 
     def _admit(self, place: Place, pod: Object, view: PodView) -> None:
         node = self._node(view.node)
         if node is None:
             return  # no kubelet there: the pod stays Pending, as on a real cluster
-        charge = view.charge(node.gpus)
-        held = self._held.setdefault(node.name, _Held())
-        reason, message = _refuse(node, held, charge)
+        reason, message = self._admission.admit(node, view.uid, view.charge(node.gpus))
         if reason:
             self.refusals.append(Refused(f"{place.namespace}/{place.name}", node.name, reason, message))
             self._status(place, pod, phase="Failed", reason=reason, message=message)
             return
-        held.change(charge, 1)
-        self._admitted[view.uid] = (node.name, charge)
         if self._start_s:
             self._later(f"start/{view.uid}", self._start_s, lambda: self._start(place, view.uid))
         else:
@@ -212,9 +174,7 @@ class SimulatedKubelets:
             timer = self._timers.pop(f"{kind}/{uid}", None)
             if timer is not None:
                 timer.cancel()
-        held = self._admitted.pop(uid, None)
-        if held is not None:
-            self._held[held[0]].change(held[1], -1)
+        self._admission.release(uid)
 
     def _node(self, name: str) -> Node | None:
         found = self._store.get(Place(NODES, "", name))
@@ -229,32 +189,6 @@ class SimulatedKubelets:
                 return None
             self._nodes[name] = known
         return known[1]
-
-
-def _refuse(node: Node, held: _Held, charge: Charge) -> tuple[str, str]:
-    """Kubelet's (reason, message) where the pod does not fit, else empty."""
-    if held.pods + 1 > node.pods:
-        return "OutOfpods", f"Node didn't have enough resource: pods, used: {held.pods}, capacity: {node.pods}"
-    for name, asked, used, room in (
-        ("cpu", charge.cpu, held.cpu, node.cpu),
-        ("memory", charge.mem, held.mem, node.mem),
-    ):
-        if asked and used + asked > room:
-            said = f"requested: {asked}, used: {used}, capacity: {room}"
-            return f"OutOf{name}", f"Node didn't have enough resource: {name}, {said}"
-    sizes = {gpu.index: gpu.mib for gpu in node.gpus}
-    out_of_gpu = f"OutOf{keys.GPU_RESOURCE}"
-    for grant in charge.gpus:
-        milli, mib = held.gpus.get(grant.index, (0, 0))
-        if grant.index not in sizes:
-            return out_of_gpu, f"no GPU {grant.index} on {node.name}"
-        if milli + grant.milli > WHOLE or mib + grant.mib > sizes[grant.index]:
-            return out_of_gpu, f"GPU {grant.index} of {node.name} is given out already: {milli} milli, {mib} MiB"
-    touched = {i for i, (milli, _) in held.gpus.items() if milli > 0} | {g.index for g in charge.gpus}
-    if (charge.blind or charge.gpus) and len(touched) + held.blind + charge.blind > len(node.gpus):
-        said = f"requested: {charge.blind or len(charge.gpus)}, capacity: {len(node.gpus)}"
-        return out_of_gpu, f"Node didn't have enough resource: {keys.GPU_RESOURCE}, {said}"
-    return "", ""
 
 
 def _seconds(text: str | None) -> float | None:
