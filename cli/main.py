@@ -196,6 +196,20 @@ def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json =
     raise typer.Exit(gang(size, nodes, runs, as_json))
 
 
+@app.command()
+def chaos(
+    rounds: int = 5,
+    seed: int = 1,
+    only: Annotated[str, typer.Option(help="One fault, by its name, in every round.")] = "",
+    keep: Annotated[Path | None, typer.Option(help="Where the logs of parts and services stay.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Break parts and services under load, on real parts, and hold the system to its laws. Exit 1 if one is broken."""
+    from cli.chaos import chaos as run_chaos
+
+    raise typer.Exit(run_chaos(rounds, seed, only, keep, as_json))
+
+
 def main() -> None:
     try:
         app()

@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from cli.check import violations
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Incoming, Outgoing
 from libs.bus.settings import KafkaSettings
 from libs.contracts.events import DeadLetter, EventType, JobStatus
 from libs.contracts.topics import DEAD_LETTERS, JOBS, STATUS
 from libs.domain import keys
+from libs.host.laws import violations
 from libs.kube import trainingjobs, writes
 from libs.kube.objects import Condition, bare_decoder, pod_decoder
 from libs.kube.pods import PodView, pod_of

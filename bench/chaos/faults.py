@@ -1,0 +1,146 @@
+"""What may break in a round: begun at its start, healed before its end. All of it on real processes.
+
+A fault returns when the part is back. Faults know nothing of the work that streams in meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import redis.asyncio
+
+from bench.chaos.proxy import Proxy, Trouble
+from tools.fleet import Fleet, Member
+from tools.stack import Stack, StackInfo
+
+SERVICES: Final = ("watcher", "placement", "binder", "preemptor")
+#: A replica that stands still longer than its sessions and leases last.
+PAUSE_S: Final = 20.0
+
+
+@dataclass(slots=True)
+class Ground:
+    """What faults work on."""
+
+    stack: Stack
+    fleet: Fleet
+    proxy: Proxy
+    rng: random.Random
+    environment: Callable[[str], dict[str, str]]
+    spawned: int = 0
+    report: list[str] = field(default_factory=list)
+
+    @property
+    def info(self) -> StackInfo:
+        return self.stack.info
+
+    def one_of(self, service: str) -> Member:
+        return self.rng.choice([m for m in self.fleet.members if m.service == service])
+
+    def spawn(self, service: str) -> None:
+        self.spawned += 1
+        self.fleet.spawn(service, f"r{self.spawned}", **self.environment(service))
+
+
+Fault = Callable[[Ground], Awaitable[None]]
+
+
+def killed(service: str) -> Fault:
+    async def fault(ground: Ground) -> None:
+        ground.fleet.kill(ground.one_of(service))
+        await asyncio.sleep(ground.rng.uniform(0.0, 5.0))
+        ground.spawn(service)
+
+    return fault
+
+
+def paused(service: str) -> Fault:
+    async def fault(ground: Ground) -> None:
+        member = ground.one_of(service)
+        member.process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            member.process.send_signal(signal.SIGCONT)
+
+    return fault
+
+
+def restarted(service: str) -> Fault:
+    async def fault(ground: Ground) -> None:
+        member = ground.one_of(service)
+        member.process.terminate()
+        await asyncio.to_thread(member.process.wait, 30)
+        ground.fleet.members.remove(member)
+        ground.spawn(service)
+
+    return fault
+
+
+def part_killed(part: str) -> Fault:
+    async def fault(ground: Ground) -> None:
+        await asyncio.to_thread(ground.stack.kill_part, part)
+        await asyncio.sleep(ground.rng.uniform(0.0, 3.0))
+        await asyncio.to_thread(ground.stack.start_part, part)
+
+    return fault
+
+
+def part_stalled(part: str, seconds: float) -> Fault:
+    async def fault(ground: Ground) -> None:
+        ground.stack.pause_part(part)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            ground.stack.resume_part(part)
+
+    return fault
+
+
+async def redis_emptied(ground: Ground) -> None:
+    client = redis.asyncio.from_url(ground.info.redis_url)
+    try:
+        await client.flushall()
+        await client.function_flush()
+    finally:
+        await client.aclose()
+
+
+def troubled(**trouble: float) -> Fault:
+    async def fault(ground: Ground) -> None:
+        ground.proxy.trouble = Trouble(**trouble)  # type: ignore[arg-type]
+        try:
+            await asyncio.sleep(12.0)
+        finally:
+            ground.proxy.trouble = Trouble()
+
+    return fault
+
+
+async def watches_too_old(ground: Ground) -> None:
+    for _ in range(3):
+        ground.proxy.close_watches_as_too_old()
+        await asyncio.sleep(ground.rng.uniform(1.0, 3.0))
+
+
+FAULTS: Final[dict[str, Fault]] = {
+    **{f"{service} killed": killed(service) for service in SERVICES},
+    **{f"{service} paused": paused(service) for service in SERVICES},
+    **{f"{service} restarted": restarted(service) for service in SERVICES},
+    **{f"{part} killed": part_killed(part) for part in ("kafka", "redis", "apiserver")},
+    "etcd stalled": part_stalled("etcd", 6.0),
+    "kafka stalled": part_stalled("kafka", 12.0),
+    "redis stalled": part_stalled("redis", 5.0),
+    "redis emptied": redis_emptied,
+    "watches too old": watches_too_old,
+    "504, half applied": troubled(refuse=504, share=0.4, applied=0.5),
+    "500, some applied": troubled(refuse=500, share=0.3, applied=0.2),
+    "429": troubled(refuse=429, share=0.5),
+    "answers delayed": troubled(delay_s=3.0),
+    "connections cut": troubled(cut=0.3),
+}

@@ -1,0 +1,160 @@
+"""An honest kubelet for all nodes of a real API server: admits as a real one does, runs pods for their seconds.
+
+A fake that admits anything hides overcommit. This one sums what has not ended, Terminating pods included, and each GPU
+once; what does not fit is Failed with kubelet's reason and noted in `refusals`. It watches past the proxy and keeps
+working whatever is broken between the services.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from libs.domain import keys
+from libs.domain.nodes import Node
+from libs.kube import writes
+from libs.kube.nodes import parse_node
+from libs.kube.pods import PodView, parse_pod
+from libs.kube.port import Kube
+from libs.kube.reflector import Reflector
+from libs.kube.sim.admission import Admission, Refused
+
+SECONDS: Final = "drystone.dev/simulated-seconds"
+_LEAVE_S: Final = 0.2
+
+
+class HonestKubelets:
+    """`run()` until cancelled. `twice`: devices that two pods held at one moment, by what the pods themselves say."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._admission = Admission()
+        self._nodes: dict[str, Node] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy: set[str] = set()
+        self.pods: dict[str, PodView] = {}
+        self.refusals: list[Refused] = []
+        self.twice: set[str] = set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._group = tasks
+            nodes = Reflector(self._kube, writes.NODES, on_list=self._nodes_listed, on_events=self._node_events)
+            tasks.create_task(nodes.run(), name="kubelet nodes")
+            pods = Reflector(self._kube, writes.pods_path(), on_list=self._pods_listed, on_events=self._pod_events)
+            tasks.create_task(pods.run(), name="kubelet pods")
+
+    # -- what is seen -------------------------------------------------------------------------------------------------
+
+    async def _nodes_listed(self, raws: list[bytes], _version: str) -> None:
+        self._nodes = {node.name: node for node in map(parse_node, raws)}
+
+    async def _node_events(self, events: list[tuple[str, bytes]]) -> None:
+        for kind, raw in events:
+            node = parse_node(raw)
+            if kind == "DELETED":
+                self._nodes.pop(node.name, None)
+            else:
+                self._nodes[node.name] = node
+        for pod in list(self.pods.values()):
+            self._sync(pod)
+
+    async def _pods_listed(self, raws: list[bytes], _version: str) -> None:
+        listed = {pod.uid: pod for pod in map(parse_pod, raws)}
+        for uid in self.pods.keys() - listed.keys():
+            self._gone(uid)
+        self.pods = listed
+        for pod in listed.values():
+            self._sync(pod)
+
+    async def _pod_events(self, events: list[tuple[str, bytes]]) -> None:
+        for kind, raw in events:
+            pod = parse_pod(raw)
+            if kind == "DELETED":
+                self._gone(pod.uid)
+            else:
+                self.pods[pod.uid] = pod
+                self._sync(pod)
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    def _gone(self, uid: str) -> None:
+        self.pods.pop(uid, None)
+        self._admission.release(uid)
+
+    def _sync(self, pod: PodView) -> None:
+        if not pod.node:
+            if pod.terminating:
+                self._once(pod, self._leave(pod))
+            return
+        if pod.ended:
+            self._admission.release(pod.uid)
+        if pod.terminating:
+            self._once(pod, self._leave(pod))
+        elif pod.pending and pod.uid not in self._admission:
+            self._admit(pod)
+
+    def _admit(self, pod: PodView) -> None:
+        node = self._nodes.get(pod.node)
+        if node is None:
+            return  # no kubelet there: it stays Pending, as on a real cluster
+        reason, message = self._admission.admit(node, pod.uid, pod.charge(node.gpus))
+        if reason:
+            self.refusals.append(Refused(f"{pod.namespace}/{pod.name}", pod.node, reason, message))
+            if "given out already" in message:
+                self.twice.add(message)
+            self._once(pod, self._status(pod, {"phase": "Failed", "reason": reason, "message": message}))
+            return
+        self._once(pod, self._live(pod))
+
+    def _once(self, pod: PodView, work: Coroutine[Any, Any, None]) -> None:
+        """One task a pod and kind of work; what fails for good is brought back by the next event or list."""
+        task = self._group.create_task(work, name=f"kubelet {pod.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _live(self, pod: PodView) -> None:
+        await self._status(pod, {"phase": "Running"})
+        try:
+            seconds = float(pod.annotations.get(SECONDS, "3"))
+        except ValueError:
+            seconds = 3.0
+        await asyncio.sleep(seconds)
+        if pod.uid in self.pods and not self.pods[pod.uid].terminating:
+            await self._status(pod, {"phase": "Succeeded"})
+
+    async def _leave(self, pod: PodView) -> None:
+        if pod.uid in self._busy:
+            return
+        self._busy.add(pod.uid)
+        try:
+            await asyncio.sleep(_LEAVE_S)
+            body = msgspec.json.encode({"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}})
+            await self._surely("DELETE", writes.pods_path(pod.namespace, pod.name), body, "application/json")
+        finally:
+            self._busy.discard(pod.uid)
+
+    async def _status(self, pod: PodView, status: dict[str, str]) -> None:
+        body = msgspec.json.encode({"metadata": {"uid": pod.uid}, "status": status})
+        await self._surely("PATCH", writes.pods_path(pod.namespace, pod.name, "status"), body, writes.MERGE)
+
+    async def _surely(self, method: str, path: str, body: bytes, content_type: str) -> None:
+        for _ in range(200):
+            answer = await self._kube.call(method, path, body, content_type=content_type)
+            if answer.status and answer.status < 500 and answer.status != 429:
+                return
+            await asyncio.sleep(0.3)
+
+
+def held_twice(pods: list[PodView]) -> set[str]:
+    """Devices that more is promised of than there is, by the annotations of pods that hold room."""
+    milli: dict[tuple[str, int], int] = {}
+    for pod in pods:
+        if pod.holds and pod.annotations.get(keys.GPUS):
+            for grant in pod.charge().gpus:
+                place = (pod.node, grant.index)
+                milli[place] = milli.get(place, 0) + grant.milli
+    return {f"{node}/{index}: {used} milli" for (node, index), used in milli.items() if used > 1000}
