@@ -8,9 +8,9 @@ pod are inverses. A pod that nobody's rule speaks of costs one dictionary entry.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from libs.domain.jobs import Task
 from libs.domain.rules import HostPort, PodTerm, Selector
@@ -24,7 +24,6 @@ from libs.engine.snapshot import Snapshot
 TABLES: Final = 256
 _NAME_LABEL: Final = "kubernetes.io/metadata.name"
 K = TypeVar("K")
-_NOBODY: Final[frozenset[str]] = frozenset()
 
 
 class Resident(Protocol):
@@ -88,6 +87,40 @@ class Kind:
     selector: Selector | None = None
 
 
+def _spaces(kind: Kind) -> tuple[str, ...] | None:
+    """Namespaces outside of which the kind counts nobody; None: it may count anybody."""
+    if not kind.terms:
+        return (kind.namespace,)
+    return next((term.namespaces for term in kind.terms if term.namespace_selector is None), None)
+
+
+class _BySpace(Generic[K]):
+    """Things by the namespaces that they may concern, so that one pod meets few of them."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[K, None]] = {}
+        self._anywhere: dict[K, None] = {}
+
+    def add(self, thing: K, spaces: tuple[str, ...] | None) -> None:
+        if spaces is None:
+            self._anywhere[thing] = None
+        for space in set(spaces or ()):
+            self._of.setdefault(space, {})[thing] = None
+
+    def drop(self, thing: K, spaces: tuple[str, ...] | None) -> None:
+        if spaces is None:
+            del self._anywhere[thing]
+        for space in set(spaces or ()):
+            there = self._of[space]
+            del there[thing]
+            if not there:
+                del self._of[space]
+
+    def concerning(self, space: str) -> Iterator[K]:
+        yield from self._anywhere
+        yield from self._of.get(space, ())
+
+
 class Book:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -97,14 +130,16 @@ class Book:
         self.repelling: dict[PodTerm, Counts] = {}
         #: Grows when the set of such terms changes.
         self.repelling_version = 0
-        #: Keys of labels that they select on.
-        self.repelling_keys: frozenset[str] = _NOBODY
         #: Names of nodes whose ports or other resources changed, in order.
         self.log: list[str] = []
         self.epoch = 0
         self._pods: dict[str, Resident] = {}
         self._assumed: dict[str, Placed] = {}
         self._tables: dict[Kind, Counts] = {}
+        self._kinds: _BySpace[Kind] = _BySpace()
+        self._terms: _BySpace[PodTerm] = _BySpace()
+        #: Keys of labels that repelling terms select on, by namespace; forgotten when the terms change.
+        self._repelling_keys: dict[str, frozenset[str]] = {}
         self._ports: dict[str, dict[HostPort, int]] = {}
         self._extra: dict[str, dict[str, int]] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
@@ -126,9 +161,16 @@ class Book:
         return {_NAME_LABEL: name} if known is None else known
 
     def _forget_tables(self) -> None:
-        self._tables.clear()
+        """Counts that select on labels of namespaces are made anew when they are asked for again."""
+        for kind in [kind for kind in self._tables if any(term.namespace_selector for term in kind.terms)]:
+            self._drop(kind)
         self.repelling_version += 1
         self.epoch += 1
+        self.snapshot.version += 1
+
+    def _drop(self, kind: Kind) -> None:
+        del self._tables[kind]
+        self._kinds.drop(kind, _spaces(kind))
 
     # -- volumes ------------------------------------------------------------------------------------------------------
     def claim_seen(self, claim: Claim) -> None:
@@ -186,9 +228,10 @@ class Book:
 
     def _shift(self, pod: Resident, by: int) -> None:
         node = pod.node
-        for kind, table in self._tables.items():
-            if self._counts(kind, pod):
-                table.shift(node, by)
+        if self._tables:
+            for kind in self._kinds.concerning(pod.namespace):
+                if self._counts(kind, pod):
+                    self._tables[kind].shift(node, by)
         for term in pod.anti_affinity:
             self._repel(term, node, by)
         if pod.ports or pod.extra or pod.claims:
@@ -204,34 +247,46 @@ class Book:
         counts = self.repelling.get(term)
         if counts is None:
             counts = self.repelling[term] = Counts()
+            self._terms.add(term, _spaces(Kind((term,))))
             self._repelling_changed()
         counts.shift(node, by)
         if not counts.total:
             del self.repelling[term]
+            self._terms.drop(term, _spaces(Kind((term,))))
             self._repelling_changed()
 
     def _repelling_changed(self) -> None:
         self.repelling_version += 1
-        self.repelling_keys = frozenset(part.key for term in self.repelling for part in term.selector or ())
+        self._repelling_keys.clear()
+
+    def _keys(self, namespace: str) -> frozenset[str]:
+        found = self._repelling_keys.get(namespace)
+        if found is None:
+            terms = self._terms.concerning(namespace)
+            found = frozenset(part.key for term in terms for part in term.selector or ())
+            self._repelling_keys[namespace] = found
+        return found
 
     def speaking_of(self, task: Task) -> frozenset[str] | None:
         """Keys of labels that make a difference to pods that keep others away, None where none of them means the task
         (or its own rules bring it into one class with its likes anyhow)."""
         if not self.repelling:
             return None
-        if task.rules is not None and task.rules.between_pods:
-            return self.repelling_keys
         labels, namespace = task.labels, task.namespace
-        for term in self.repelling:
+        if task.rules is not None and task.rules.between_pods:
+            return self._keys(namespace)
+        for term in self._terms.concerning(namespace):
             if means(term, namespace, labels, self.namespace):
-                return self.repelling_keys
+                return self._keys(namespace)
         return None
 
     # -- answers ----------------------------------------------------------------------------------------------------
     def repelled(self, namespace: str, labels: Mapping[str, str]) -> list[tuple[PodTerm, Counts]]:
         """Anti-affinity of pods on nodes that means a pod like this."""
         return [
-            (term, counts) for term, counts in self.repelling.items() if means(term, namespace, labels, self.namespace)
+            (term, self.repelling[term])
+            for term in self._terms.concerning(namespace)
+            if means(term, namespace, labels, self.namespace)
         ]
 
     def table(self, kind: Kind) -> Counts:
@@ -239,7 +294,8 @@ class Book:
         found = self._tables.pop(kind, None)
         if found is None:
             while len(self._tables) >= TABLES:
-                del self._tables[next(iter(self._tables))]
+                self._drop(next(iter(self._tables)))
+            self._kinds.add(kind, _spaces(kind))
             found = Counts()
             for pod in self._pods.values():
                 if self._counts(kind, pod):

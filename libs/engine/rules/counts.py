@@ -6,6 +6,9 @@ are made when somebody asks and patched where single nodes changed.
 
 from __future__ import annotations
 
+import itertools
+from typing import Final
+
 import numpy as np
 
 from libs.engine.snapshot import Ints, Snapshot
@@ -18,15 +21,18 @@ def stamp(snapshot: Snapshot) -> Stamp:
     return snapshot.shape, len(snapshot.spec_changes)
 
 
+_SERIAL: Final = itertools.count()
+
+
 class Counts:
-    """`version` grows with every change of a count."""
+    """`version` changes with every change of a count, and is never that of another one."""
 
     __slots__ = ("_stale", "_stamp", "_vector", "by_node", "total", "version")
 
     def __init__(self) -> None:
         self.by_node: dict[str, int] = {}
         self.total = 0
-        self.version = 0
+        self.version = next(_SERIAL) << 40
         self._vector = np.zeros(0, np.int64)
         self._stale: set[str] = set()
         self._stamp: Stamp = (-1, -1)

@@ -10,6 +10,7 @@ from libs.domain.rules import HostPort, NodeTerm, PodTerm, Requirement, Rules, S
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.engine.api import Decision, EngineConfig, RunningTask
 from libs.engine.core import PlacementEngine
+from libs.engine.rules import book
 from libs.testkit.builders import ClusterBuilder, cluster, gang, pod, task
 
 HOST, ZONE = "kubernetes.io/hostname", "zone"
@@ -192,6 +193,26 @@ class TestNodes:
         facts = cluster().node("n").running("r", on="n", ports=asks("10.0.0.1").ports)
         assert refused(facts, pod("p", rules=asks("0.0.0.0"))).reason is Reason.PORTS
         assert nodes_of(decide(facts, pod("p", rules=asks("10.0.0.2")))[0]) == ["n"]
+
+
+class TestManyRules:
+    def test_counts_that_were_given_up_for_others_are_right_when_they_are_asked_for_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(book, "TABLES", 2)
+        engine = engine_of(zones(a="1", b="1"))
+        asks = task("p", rules=apart("x"))
+
+        def runs(uid: str, on: str) -> None:
+            engine.pod_seen(RunningTask(uid, uid, "team", on, "", "", 0, Charge(), ours=False, labels={"app": "x"}))
+
+        runs("one", "a")
+        assert engine.takers(asks) == {"b"}
+        for name in "stuv":
+            engine.takers(task(name, rules=apart(name)))
+        engine.pod_gone("one")
+        runs("two", "b")
+        assert engine.takers(asks) == {"a"}
 
 
 class TestPreferences:
