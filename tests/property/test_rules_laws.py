@@ -270,6 +270,37 @@ def test_no_decision_breaks_a_rule_and_what_is_rolled_back_leaves_no_trace(seed:
     assert [engine.takers(probe) for probe in probes] == before
 
 
+@laws
+@given(st.integers(0, 2**32))
+def test_who_yields_makes_room_by_the_rules_too_and_nobody_yields_for_nothing(seed: int) -> None:
+    history = History(seed)
+    for _ in range(14):
+        history.step()
+    for uid, pod in history.pods.items():
+        history.pods[uid] = msgspec.structs.replace(pod, ours=True, terminating=False, started=float(len(uid)))
+    engine = history.anew()
+    asked = history.asks()
+    head = JobHead("pod/team/p", "team", asked.namespace, priority=5)
+    probes = [history.asks() for _ in range(3)]
+    before = [engine.takers(probe) for probe in probes]
+    [decision] = engine.decide([PendingJob(head, (asked,))])
+    if decision.victims:
+        gone = {victim.uid for victim in decision.victims}
+        [placement] = decision.placements
+        assert placement.node not in history.anew().takers(asked)
+        kept = dict(history.pods)
+        for uid in gone:
+            del history.pods[uid]
+        assert placement.node in history.anew().takers(asked), "the room that the victims leave is room"
+        for uid in gone:
+            history.pods[uid] = kept[uid]
+            assert placement.node not in history.anew().takers(asked), f"{uid} yields for nothing"
+            del history.pods[uid]
+        history.pods = kept
+    engine.settle()
+    assert [engine.takers(probe) for probe in probes] == before
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_histories_are_not_idle(seed: int) -> None:
     """The histories above place some and refuse some: otherwise they would prove nothing."""
