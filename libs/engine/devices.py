@@ -23,12 +23,12 @@ class NodeState:
 
     Free room may be negative (a node shrank under its pods): nothing fits there, and no sum is clipped, so taking and
     giving back are exact inverses. `shut` says why no GPU of the node is given out, empty where they are. `codes` are
-    the numbers that a snapshot gives to the devices' models.
+    the numbers that a snapshot gives to the devices' models, `kind` the one it gives to nodes of equal capacity.
     """
 
     __slots__ = (
         "cap_cpu", "cap_mem", "cap_pods", "codes", "cpu", "dev_mib", "devices", "exists", "gpu_cap", "gpu_free", "idle",
-        "index", "mem", "mib", "milli", "models", "name", "node", "pods", "row", "shut", "usable",
+        "index", "kind", "mem", "mib", "milli", "models", "name", "node", "pods", "row", "shut", "usable",
     )  # fmt: skip
 
     def __init__(self, row: int, node: Node, use: NodeUse | None) -> None:
@@ -42,6 +42,7 @@ class NodeState:
         self.dev_mib = [0] * width
         self.models = [""] * width
         self.codes = [0] * width
+        self.kind = 0
         self.exists = [False] * width
         for gpu in node.gpus:
             self.dev_mib[gpu.index] = gpu.mib

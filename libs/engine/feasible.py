@@ -22,7 +22,7 @@ from libs.engine.filters import (
     static_codes,
 )
 from libs.engine.policies.base import Policy
-from libs.engine.snapshot import Ints, Snapshot
+from libs.engine.snapshot import Columns, Ints, Snapshot
 
 RANK_BITS: Final = 24
 RANK_MASK: Final = (1 << RANK_BITS) - 1
@@ -40,6 +40,7 @@ class Feasibility:
         self._snapshot = snapshot
         self._policies = policies
         self._liked = sum(weight * policy.ceiling for policy, weight in policies) + 1
+        self._by_room = all(policy.by_room for policy, _ in policies)
         self.ask = ask
         self.codes: Ints = np.zeros(0, np.int64)
         self.keys: Ints = np.zeros(0, np.int64)
@@ -143,14 +144,29 @@ class Feasibility:
         kept = np.flatnonzero(fits)
         if _MOST * len(kept) < len(rows):
             rows, columns, fits, tight = rows[kept], everything.take(rows[kept]), fits[kept], tight[kept]
-        total = np.zeros(len(rows), np.int64)
-        for policy, weight in self._policies:
-            total += weight * policy.many(columns, ask, tight)
+        total = self._totals(columns, everything, rows, tight)
         if len(snapshot.taint_sets) > 1:
             total += np.where(disliked_rows(snapshot, ask, rows), 0, self._liked)
         else:
             total += self._liked
         self.keys[rows] = np.where(fits, (total << RANK_BITS) | (RANK_MASK - snapshot.rank[rows]), -1)
+
+    def _totals(self, columns: Columns, everything: Columns, rows: Ints, tight: Ints) -> Ints:
+        """Weighted scores. Of the nodes of one kind that nothing is on, one is scored for all."""
+        back: Ints | None = None
+        if self._by_room and len(rows) > FEW:
+            empty = (
+                (columns.idle == columns.devices) & (columns.cpu == columns.cap_cpu) & (columns.mem == columns.cap_mem)
+            )
+            # Empty nodes share the number of their kind, any other has its own.
+            alike = np.where(empty, columns.kind, rows + self._snapshot.kind_count)
+            if 2 * int(np.count_nonzero(empty)) > len(rows):
+                _, first, back = np.unique(alike, return_index=True, return_inverse=True)
+                columns, tight = everything.take(rows[first]), tight[first]
+        total = np.zeros(len(tight), np.int64)
+        for policy, weight in self._policies:
+            total += weight * policy.many(columns, self.ask, tight)
+        return total if back is None else total[back]
 
     # -- answers ----------------------------------------------------------------------------------------------------
     def best(self) -> int:

@@ -29,11 +29,24 @@ class Columns:
     """Vectors over rows, the same names as on `NodeState`, so that one formula serves a node and a cluster.
 
     Of shape (rows,): row (its own number), cpu, mem, pods, cap_cpu, cap_mem, cap_pods, gpu_free, gpu_cap, idle,
-    devices, main (model code of the first device).
+    devices, main (model code of the first device), kind (equal for nodes of equal capacity and devices).
     Of shape (rows, widest node): milli, mib (free), dev_mib, usable, exists, model (code).
     """
 
-    SINGLE = ("cpu", "mem", "pods", "cap_cpu", "cap_mem", "cap_pods", "gpu_free", "gpu_cap", "idle", "devices", "main")
+    SINGLE = (
+        "cpu",
+        "mem",
+        "pods",
+        "cap_cpu",
+        "cap_mem",
+        "cap_pods",
+        "gpu_free",
+        "gpu_cap",
+        "idle",
+        "devices",
+        "main",
+        "kind",
+    )
 
     __slots__ = (*SINGLE, "dev_mib", "exists", "mib", "milli", "model", "row", "shut", "usable")
 
@@ -49,6 +62,7 @@ class Columns:
     idle: Ints
     devices: Ints
     main: Ints
+    kind: Ints
     milli: Ints
     mib: Ints
     dev_mib: Ints
@@ -96,6 +110,7 @@ class Snapshot:
         self._capacity = 0
         self._width = 0
         self._models: dict[str, int] = {"": 0}
+        self._kinds: dict[tuple[object, ...], int] = {}
         self._taints: dict[tuple[Taint, ...], int] = {(): 0}
         self.taint_sets: list[tuple[Taint, ...]] = [()]
         self.taint: Ints = np.zeros(0, np.int64)
@@ -136,6 +151,8 @@ class Snapshot:
         state = NodeState(row, node, self.uses.get(node.name))
         state.codes = [self._models.setdefault(model, len(self._models)) for model in state.models]
         self.gpu_free += state.gpu_free
+        alike = (node.cpu, node.mem, tuple([(gpu.index, gpu.mib, gpu.model) for gpu in node.gpus]))
+        state.kind = self._kinds.setdefault(alike, len(self._kinds))
         return state
 
     def node_gone(self, name: str) -> bool:
@@ -260,6 +277,10 @@ class Snapshot:
         return len(self._models)
 
     @property
+    def kind_count(self) -> int:
+        return len(self._kinds)
+
+    @property
     def width(self) -> int:
         """Devices that the matrices have room for."""
         return self._width
@@ -297,6 +318,7 @@ class Snapshot:
             columns.cap_pods[row] = state.cap_pods
             columns.gpu_cap[row] = state.gpu_cap
             columns.devices[row] = state.devices
+            columns.kind[row] = state.kind
             columns.main[row] = state.codes[state.index[0]] if state.index else 0
             for i in state.index:
                 columns.exists[row, i] = True

@@ -56,6 +56,11 @@ class Policy(Protocol):
         """Whether a node is drawn among all that fit, scores aside."""
         ...
 
+    @property
+    def by_room(self) -> bool:
+        """Whether nodes with equal facts and nothing on them score the same, so that one is scored for all."""
+        ...
+
     def epoch(self) -> int:
         """Grows when scores change although no node did."""
         ...
@@ -75,6 +80,7 @@ class Base:
     name = ""
     ceiling = 100
     draws = False
+    by_room = True
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around

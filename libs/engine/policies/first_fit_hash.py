@@ -16,6 +16,7 @@ from libs.engine.snapshot import Columns, Ints
 class FirstFitHash(Base):
     name = "first-fit-hash"
     ceiling = (1 << 20) - 1
+    by_room = False
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
