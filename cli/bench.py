@@ -39,3 +39,9 @@ def _print(result: dict[str, Any], as_json: bool) -> int:
         for key, value in result.items():
             say(f"{key}: {json.dumps(value)}")
     return 0
+
+
+def engine(runs: int, as_json: bool) -> int:
+    from bench.engine import main
+
+    return main(["--runs", str(runs), *(["--json"] if as_json else [])])

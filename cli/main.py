@@ -180,6 +180,14 @@ def bench_pipeline(
     raise typer.Exit(pipeline(nodes, pods, against, runs, as_json))
 
 
+@bench_app.command("engine")
+def bench_engine(runs: int = 3, as_json: Json = False) -> None:
+    """The engine alone: the openb default list, single pods and gangs on up to 20,000 nodes, memory."""
+    from cli.bench import engine
+
+    raise typer.Exit(engine(runs, as_json))
+
+
 @bench_app.command("jobs")
 def bench_jobs(trials: int = 300, nodes: int = 100, as_json: Json = False) -> None:
     """A 10-task job event on Kafka, from the broker's acknowledgement to the tenth task bound."""

@@ -7,6 +7,7 @@ curve's value at load L is the mean over the arrivals whose arrived % rounds to 
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -82,6 +83,8 @@ def run_stream(
     config = EngineConfig(weights={policy: 1}, seed=seed, explain=False, typical=typical if policy == "fgd" else ())
     total = capacity(nodes)
     books = _Books(total, Fragments(facts, typical))
+    gc.collect()
+    gc.freeze()  # what was read is not the engine's to look through
     seconds = 0.0
     started = time.process_time()
     engine = PlacementEngine(config)
@@ -102,6 +105,7 @@ def run_stream(
             books.mark(placement.node if placement is not None else "")
         if progress is not None:
             progress((at + len(batch)) / len(jobs))
+    gc.unfreeze()
     return PackRun(seed, books.curve(), dict(books.took), dict(books.came), seconds, tuple(books.nodes))
 
 
