@@ -6,6 +6,7 @@ import typer
 
 from cli.simulate.pack import pack
 from cli.simulate.queue import queue
+from cli.simulate.table import table
 
 simulate_app = typer.Typer(help="Policies on your own lists, in virtual time; needs no cluster.", no_args_is_help=True)
 
@@ -17,3 +18,4 @@ def simulate() -> None:
 
 simulate_app.command("pack")(pack)
 simulate_app.command("queue")(queue)
+simulate_app.command("table")(table)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.errors import CommandError
+from cli.simulate.progress import with_progress
 
 
 def pack(
@@ -29,7 +30,7 @@ def pack(
     from libs.engine.policies import POLICIES
     from libs.sim.arrivals import NODE_ORDERS
     from libs.sim.errors import SimulationError
-    from libs.sim.study import Study, parse_seeds, run_study, summary
+    from libs.sim.study import Study, parse_seeds, summary
 
     policies = tuple(name.strip() for name in policy.split(","))
     for name in policies:
@@ -39,7 +40,7 @@ def pack(
         raise CommandError(f"no node order {node_order!r}; there are {', '.join(NODE_ORDERS)}")
     try:
         study = Study(nodes, tasks, policies, parse_seeds(seeds), load, node_order)
-        runs = _with_progress(study, processes, run_study)
+        runs = with_progress(study, processes)
     except SimulationError as error:
         raise CommandError(str(error)) from None
     results = [summary(name, runs[name]) for name in policies]
@@ -48,16 +49,6 @@ def pack(
         return
     for result in results:
         sys.stdout.write(_line(result) + "\n")
-
-
-def _with_progress(study: Any, processes: int, run: Any) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("runs", total=len(study.policies) * len(study.seeds))
-        return run(study, processes, lambda: progress.advance(bar))
 
 
 def _line(result: dict[str, Any]) -> str:
