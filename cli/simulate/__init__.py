@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from cli.simulate.bound import bound
 from cli.simulate.pack import pack
 from cli.simulate.queue import queue
 from cli.simulate.table import table
@@ -19,3 +20,4 @@ def simulate() -> None:
 simulate_app.command("pack")(pack)
 simulate_app.command("queue")(queue)
 simulate_app.command("table")(table)
+simulate_app.command("bound")(bound)
