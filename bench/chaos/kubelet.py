@@ -94,7 +94,7 @@ class HonestKubelets:
             self._admission.release(pod.uid)
         if pod.terminating:
             self._once(pod, self._leave(pod))
-        elif pod.pending and pod.uid not in self._admission:
+        elif pod.phase == "Pending" and pod.uid not in self._admission:
             self._admit(pod)
 
     def _admit(self, pod: PodView) -> None:
@@ -144,8 +144,12 @@ class HonestKubelets:
     async def _surely(self, method: str, path: str, body: bytes, content_type: str) -> None:
         for _ in range(200):
             answer = await self._kube.call(method, path, body, content_type=content_type)
-            if answer.status and answer.status < 500 and answer.status != 429:
+            if answer.ok or answer.status == 404:
                 return
+            if answer.status == 409:
+                return  # another pod of that name
+            if 400 <= answer.status < 500 and answer.status != 429:
+                raise RuntimeError(f"kubelet may not {method} {path}: {answer.status} {answer.body[:300]!r}")
             await asyncio.sleep(0.3)
 
 

@@ -103,6 +103,7 @@ class Proxy:
         if self._session is None:
             raise RuntimeError("the proxy is not open")
         headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
+        headers["Accept-Encoding"] = "identity"
         return self._session.request(
             request.method,
             self._identity.server + request.path_qs,
