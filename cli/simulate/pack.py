@@ -24,6 +24,7 @@ def pack(
     seeds: Annotated[str, typer.Option(help="Such as 42-51 or 1,2,3.")] = "42-51",
     node_order: Annotated[str, typer.Option(help="random | listed | model | gpus | cpu-per-gpu")] = "random",
     processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report with plots to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
     """Tasks of a list arrive in random order and are placed at once or dropped, as in the FGD paper."""
@@ -43,6 +44,13 @@ def pack(
         runs = with_progress(study, processes)
     except SimulationError as error:
         raise CommandError(str(error)) from None
+    if report is not None:
+        from libs.sim.report import report as write_report
+
+        try:
+            report.write_text(write_report(study, runs), encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"{report}: {error.strerror or error}") from None
     results = [summary(name, runs[name]) for name in policies]
     if as_json:
         sys.stdout.write(json.dumps(results[0] if len(results) == 1 else results, indent=2) + "\n")

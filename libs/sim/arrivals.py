@@ -7,11 +7,13 @@ load; a list that asks for more is thinned by deleting tasks drawn at random. Ev
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Final, TypeVar
 
 from libs.domain.resources import WHOLE
 from libs.engine.draw import Draw
 from libs.sim.lists import NodeRow, TaskRow
+
+T = TypeVar("T")
 
 NODE_ORDERS: Final = ("random", "listed", "model", "gpus", "cpu-per-gpu")
 #: Draws for tasks and for nodes are independent, so that node orders are compared on the same arrivals.
@@ -65,8 +67,8 @@ def ordered(nodes: list[NodeRow], order: str, seed: int) -> list[NodeRow]:
     raise ValueError(f"no node order {order!r}")
 
 
-def shuffle(items: list[NodeRow] | list[TaskRow], draw: Draw) -> None:
+def shuffle(items: list[T], draw: Draw) -> None:
     """Fisher and Yates, in place."""
     for at in range(len(items) - 1, 0, -1):
         other = draw.below(at + 1)
-        items[at], items[other] = items[other], items[at]  # type: ignore[call-overload]
+        items[at], items[other] = items[other], items[at]
