@@ -19,6 +19,7 @@ def pack(
         Path,
         typer.Option(help="Tasks as CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli[, gpu_spec]. May be .gz."),
     ],
+    then: Annotated[Path | None, typer.Option(help="Tasks of this list make up the second half of the load.")] = None,
     policy: Annotated[str, typer.Option(help="One or more, joined by commas.")] = "drystone",
     load: Annotated[int, typer.Option(help="GPU asked by all arrivals, % of the cluster's.", min=1, max=1000)] = 130,
     seeds: Annotated[str, typer.Option(help="Such as 42-51 or 1,2,3.")] = "42-51",
@@ -40,7 +41,7 @@ def pack(
     if node_order not in NODE_ORDERS:
         raise CommandError(f"no node order {node_order!r}; there are {', '.join(NODE_ORDERS)}")
     try:
-        study = Study(nodes, tasks, policies, parse_seeds(seeds), load, node_order)
+        study = Study(nodes, tasks, policies, parse_seeds(seeds), load, node_order, then)
         runs = with_progress(study, processes)
     except SimulationError as error:
         raise CommandError(str(error)) from None

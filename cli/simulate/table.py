@@ -25,7 +25,7 @@ def table(
     """Run all lists, policies and node orders, and write the tables of docs/packing.md."""
     from libs.sim.errors import SimulationError
     from libs.sim.study import Study, parse_seeds, summary
-    from libs.sim.table import cells, lists_in, published, write
+    from libs.sim.table import THEN, cells, lists_in, published, write
 
     lists = lists_in(data)
     if not lists:
@@ -37,7 +37,9 @@ def table(
             if cell.key in known:
                 continue
             nodes = data / "openb_node_list_gpu_node.csv"
-            study = Study(nodes, lists[cell.tasks], (cell.policy,), parse_seeds(cell.seeds), 130, cell.order)
+            first, _, second = cell.tasks.partition(THEN)
+            then = lists[second] if second else None
+            study = Study(nodes, lists[first], (cell.policy,), parse_seeds(cell.seeds), 130, cell.order, then)
             known[cell.key] = summary(cell.policy, with_progress(study, processes, cell.key)[cell.policy])
             results.write_text(json.dumps(known))
     except SimulationError as error:

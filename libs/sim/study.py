@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from libs.sim.arrivals import arrivals, capacity
 from libs.sim.errors import SimulationError
 from libs.sim.lists import NodeRow, TaskRow, read_nodes, read_tasks
-from libs.sim.pack import CLASSES, PackRun, run_pack
+from libs.sim.pack import CLASSES, PackRun, run_pack, run_stream
 
 #: Loads at which fragmentation is told.
 _LOADS: Final = (50, 80, 90, 100, 110, 120, 130)
@@ -22,7 +23,8 @@ _LOADS: Final = (50, 80, 90, 100, 110, 120, 130)
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is run: one list of nodes, one of tasks, some policies, some seeds."""
+    """What is run: one list of nodes, one of tasks, some policies, some seeds. With `then`, tasks of that list make up
+    the second half of the load: a mix that changes midway."""
 
     nodes: Path
     tasks: Path
@@ -30,6 +32,7 @@ class Study:
     seeds: tuple[int, ...]
     load_percent: int = 130
     node_order: str = "random"
+    then: Path | None = None
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -47,23 +50,32 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-_lists: dict[tuple[Path, Path], tuple[list[NodeRow], list[TaskRow]]] = {}
+Lists = tuple[list[NodeRow], list[TaskRow], list[TaskRow]]
+_lists: dict[tuple[Path, Path, Path | None], Lists] = {}
+
+
+def _read(study: Study) -> Lists:
+    key = (study.nodes, study.tasks, study.then)
+    if key not in _lists:
+        _lists.clear()
+        then = read_tasks(study.then) if study.then is not None else []
+        _lists[key] = (read_nodes(study.nodes), read_tasks(study.tasks), then)
+    return _lists[key]
 
 
 def _one(study: Study, policy: str, seed: int) -> PackRun:
-    key = (study.nodes, study.tasks)
-    if key not in _lists:
-        _lists.clear()
-        _lists[key] = (read_nodes(study.nodes), read_tasks(study.tasks))
-    nodes, tasks = _lists[key]
-    return run_pack(nodes, tasks, policy, seed, study.load_percent, study.node_order)
+    nodes, tasks, then = _read(study)
+    if not then:
+        return run_pack(nodes, tasks, policy, seed, study.load_percent, study.node_order)
+    total, half = capacity(nodes), study.load_percent // 2
+    stream = arrivals(tasks, total, half, seed) + arrivals(then, total, study.load_percent - half, seed)
+    return run_stream(nodes, stream, tasks + then, policy, seed, study.node_order)
 
 
 def run_study(study: Study, processes: int = 0, done: Callable[[], None] | None = None) -> dict[str, list[PackRun]]:
     """Runs per policy, in the order of the seeds; `done` is called after each. Results do not depend on `processes`.
     Raises SimulationError before anything runs where the lists are wrong."""
-    read_nodes(study.nodes)
-    read_tasks(study.tasks)
+    _read(study)
     work = [(policy, seed) for policy in study.policies for seed in study.seeds]
     processes = min(processes or os.cpu_count() or 1, len(work))
     runs: dict[tuple[str, int], PackRun] = {}

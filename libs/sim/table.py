@@ -27,6 +27,9 @@ ORDER_LISTS: Final = ("default", "gpuspec25", "multigpu40")
 ORDERS: Final = ("random", "listed", "model", "gpus", "cpu-per-gpu")
 SEEDS: Final = "42-51"
 UNSEEN: Final = "100-109"
+#: Two unlike lists, one after the other.
+JOINED: Final = (("default", "gpushare80"), ("cpu200", "gpuspec25"))
+THEN: Final = ", then "
 _PREFIX: Final = "openb_pod_list_"
 
 
@@ -54,6 +57,10 @@ def cells(lists: list[str]) -> Iterator[Cell]:
         for tasks in lists:
             for policy in (OURS, *BASELINES):
                 yield Cell(tasks, "random", policy, seeds)
+    for pair in JOINED:
+        if set(pair) <= set(lists):
+            for policy in (OURS, *BASELINES):
+                yield Cell(THEN.join(pair), "random", policy, SEEDS)
     for tasks in ORDER_LISTS:
         if tasks in lists:
             for order in ORDERS:
@@ -81,7 +88,8 @@ Results = dict[str, dict[str, Any]]
 def write(results: Results, lists: list[str], told: dict[tuple[str, str], float]) -> str:
     """The tables in Markdown, from whatever results there are."""
     parts = [
-        "### Seeds 42 to 51, random node order\n\n" + _main(results, lists, SEEDS, told),
+        "### Seeds 42 to 51, random node order\n\n"
+        + _main(results, lists + [THEN.join(pair) for pair in JOINED], SEEDS, told),
         "### Seeds 100 to 109, random node order\n\n" + _main(results, lists, UNSEEN, {}),
         "### Node orders\n\n" + _orders(results),
         "### Placed % by class, ours less FGD's\n\n" + _classes(results, lists),
