@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from libs.engine.order.attained import many_levels, two_levels
 from libs.engine.order.base import NEVER, Fifo, Item, Order, Rank
+from libs.engine.order.drystone import Drystone, Parameters
 from libs.engine.order.shortest import Shortest, ShortestRemaining
 
-ORDERS: Final[dict[str, Callable[[], Order]]] = {
-    "fifo": Fifo,
-    "fifo-backfill": Order,
-    "sjf": Shortest,
-    "srtf": ShortestRemaining,
-    "las": many_levels,
-    "two-level": two_levels,
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a policy may know of where it works: GPUs of the cluster, seconds between checkpoints (0: always saved),
+    GPUs that each tenant deserves. `parameters` are of Drystone's own order; its checkpoint is the scene's."""
+
+    gpus: float
+    checkpoint: float = 1800.0
+    deserved: Mapping[str, float] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=Parameters)
+
+
+def _drystone(scene: Scene) -> Order:
+    return Drystone(scene.gpus, replace(scene.parameters, checkpoint=max(scene.checkpoint, 1.0)), scene.deserved)
+
+
+ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
+    "drystone": _drystone,
+    "fifo": lambda _: Fifo(),
+    "fifo-backfill": lambda _: Order(),
+    "las": lambda _: many_levels(),
+    "two-level": lambda _: two_levels(),
+    "sjf": lambda _: Shortest(),
+    "srtf": lambda _: ShortestRemaining(),
 }
 
-__all__ = ["NEVER", "ORDERS", "Fifo", "Item", "Order", "Rank"]
+__all__ = ["NEVER", "ORDERS", "Drystone", "Fifo", "Item", "Order", "Parameters", "Rank", "Scene"]

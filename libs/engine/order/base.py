@@ -59,6 +59,8 @@ class Order:
     knows = False
     #: Whether `yields` is ever true.
     evicts = False
+    #: Whether the tenant matters to `front`.
+    by_tenant = False
 
     # -- who goes next ----------------------------------------------------------------------------------------------
     def front(self, item: Item, now: float) -> int:  # noqa: ARG002
@@ -93,6 +95,10 @@ class Order:
     def yields(self, victim: Item, to: Item, now: float) -> bool:  # noqa: ARG002
         """Whether the running item, which offers, may be evicted for the waiting one."""
         return False
+
+    def price(self, victim: Item, lost: float, now: float) -> float:  # noqa: ARG002
+        """What evicting it costs, in any unit; less is taken first. `lost`: GPU seconds."""
+        return lost
 
     def ripens(self, victim: Item, to: Item, now: float) -> float:  # noqa: ARG002
         """When `offers` or `yields` may next turn true by themselves."""

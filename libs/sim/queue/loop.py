@@ -57,7 +57,7 @@ class History:
 
 
 class _Lane:
-    """Items of one tenant that wait and ask for the same: if the first does not fit, no other does."""
+    """Items that wait and ask for the same (of one tenant, where tenants matter): the first not fitting, none does."""
 
     __slots__ = ("heap", "milli")
 
@@ -129,7 +129,9 @@ class QueueLoop:
                 lanes = self._lanes.values() if ended or looks or self.order.blocks else dict.fromkeys(touched)
                 self._fill(lanes)
                 if self.order.evicts and self._waiting:
-                    self._claim(lanes)
+                    self._claim(self._lanes.values() if looks else dict.fromkeys(touched))
+                    if ended:
+                        self._look = min(self._look, now + LOOK)
             self._note()
         return self.history
 
@@ -179,9 +181,10 @@ class QueueLoop:
 
     def _line_up(self, item: Item) -> _Lane:
         milli = self.jobs[item.key].milli
-        lane = self._lanes.get((item.tenant, milli))
+        tenant = item.tenant if self.order.by_tenant else ""
+        lane = self._lanes.get((tenant, milli))
         if lane is None:
-            lane = self._lanes[item.tenant, milli] = _Lane(milli)
+            lane = self._lanes[tenant, milli] = _Lane(milli)
         item.rank = self.order.rank(item, self.now)
         lane.push(item)
         turns = self.order.turns(item, self.now)
@@ -296,8 +299,9 @@ class QueueLoop:
                     offered = self._offers()
                 victims = choose(self.cluster, offered, self.by_node, lane.milli, item, order, now)
                 if victims is None:
-                    ripe = min((order.ripens(run.item, item, now) for run in self.runs.values()), default=NEVER)
-                    self._look = min(self._look, max(ripe, now + LOOK))
+                    if self._look > now + LOOK:
+                        ripe = min((order.ripens(run.item, item, now) for run in self.runs.values()), default=NEVER)
+                        self._look = min(self._look, max(ripe, now + LOOK))
                     break
                 for run in victims:
                     self._evict(run)
@@ -314,7 +318,7 @@ class QueueLoop:
         offered: list[dict[int, Run]] = [{} for _ in self.by_node]
         for key, run in self.runs.items():
             if offers(run.item, self.now):
-                run.cost = self._loss(run.item)[0] * run.item.gpus
+                run.cost = self.order.price(run.item, self._loss(run.item)[0] * run.item.gpus, self.now)
                 for part in run.parts:
                     offered[part[0]][key] = run
         return offered

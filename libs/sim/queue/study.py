@@ -10,8 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 
-from libs.engine.order import ORDERS
-from libs.engine.order.base import Order
+from libs.engine.order import ORDERS, Order, Parameters, Scene
 from libs.sim.errors import SimulationError
 from libs.sim.queue.cluster import Cluster
 from libs.sim.queue.figures import Result
@@ -23,7 +22,8 @@ Done = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`fence`: nodes per tenant. With `fenced` each tenant has only those; otherwise all share one pool."""
+    """`fence`: nodes per tenant. With `fenced` each tenant has only those; otherwise all share one pool, and a policy
+    that knows shares guarantees them. `label` names the run in tables. `parameters` are of Drystone's own order."""
 
     nodes: int
     gpus_per_node: int
@@ -31,6 +31,8 @@ class Setup:
     costs: Costs = field(default_factory=Costs)
     fenced: bool = False
     fence: tuple[tuple[str, int], ...] = ()
+    parameters: Parameters = field(default_factory=Parameters)
+    label: str = ""
 
 
 def parse_fence(text: str) -> tuple[tuple[str, int], ...]:
@@ -58,8 +60,8 @@ def check(setup: Setup, jobs: Sequence[TraceJob]) -> None:
             raise SimulationError(f"no fence for {', '.join(map(repr, missing))}")
 
 
-def simulate(setup: Setup, jobs: Sequence[TraceJob], order: Order | None = None, done: Done | None = None) -> Result:
-    """One run. `order` overrides the policy's own making; `done` is told how many jobs have ended."""
+def simulate(setup: Setup, jobs: Sequence[TraceJob], done: Done | None = None) -> Result:
+    """One run; `done` is told how many jobs have ended."""
     check(setup, jobs)
     started = time.perf_counter()
     histories = []
@@ -67,11 +69,16 @@ def simulate(setup: Setup, jobs: Sequence[TraceJob], order: Order | None = None,
     for nodes, members in _clusters(setup, jobs):
         if not members:
             continue
-        mine = order if order is not None and not setup.fenced else ORDERS[setup.policy]()
-        loop = QueueLoop(Cluster(nodes, setup.gpus_per_node), mine, setup.costs, members)
+        loop = QueueLoop(Cluster(nodes, setup.gpus_per_node), _order(setup, nodes), setup.costs, members)
         histories.append(loop.run(None if done is None else partial(_tell, done, ended)))
         ended += len(members)
-    return Result.of(setup.policy, histories, time.perf_counter() - started)
+    return Result.of(setup.label or setup.policy, histories, time.perf_counter() - started)
+
+
+def _order(setup: Setup, nodes: int) -> Order:
+    deserved = {} if setup.fenced else {name: float(count * setup.gpus_per_node) for name, count in setup.fence}
+    scene = Scene(float(nodes * setup.gpus_per_node), setup.costs.checkpoint, deserved, setup.parameters)
+    return ORDERS[setup.policy](scene)
 
 
 def _tell(done: Done, before: int, ended: int) -> None:
