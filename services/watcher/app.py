@@ -42,6 +42,7 @@ class Watcher:
             renew_s=settings.renew_s,
         )
         self._leadership: Leadership | None = None
+        self._led = False
         self._knowledge = Knowledge(settings.tenant_by_namespace)
         self._intake = Intake(parts.kube, parts.bus, settings, parts.clock, self._known)
         self._stopping = False
@@ -69,8 +70,15 @@ class Watcher:
             try:
                 term = await self._term()
                 leadership = self._leadership = Leadership(
-                    self._parts.kube, self._parts.ledger, self._parts.bus, self._settings, self._parts.clock, term
+                    self._parts.kube,
+                    self._parts.ledger,
+                    self._parts.bus,
+                    self._settings,
+                    self._parts.clock,
+                    term,
+                    first=term == 1 and not self._led,
                 )
+                self._led = True
                 metrics.LEADER.set(1)
                 log.info("leading", term=term)
                 async with asyncio.TaskGroup() as tasks:

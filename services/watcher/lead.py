@@ -61,14 +61,24 @@ _READ_TOPIC_EVERY = 10
 
 class Leadership:
     def __init__(
-        self, kube: Kube, ledger: Ledger, bus: Bus, settings: WatcherSettings, clock: Clock, term: int
+        self,
+        kube: Kube,
+        ledger: Ledger,
+        bus: Bus,
+        settings: WatcherSettings,
+        clock: Clock,
+        term: int,
+        *,
+        first: bool = False,
     ) -> None:
+        """`first`: nobody has led before, so nobody can have written on the strength of an earlier data set."""
         self._kube = kube
         self._ledger = ledger
         self._bus = bus
         self._settings = settings
         self._clock = clock
         self._term = term
+        self._first_ever = first
         self.picture = Picture(term, settings.tenant_by_namespace, lambda _: metrics.UNREADABLE.inc())
         self._emitter = Emitter(ledger, bus.publisher(), bus.partitions(TASKS.name), term)
         self._handlers = handlers(self.picture)
@@ -111,9 +121,9 @@ class Leadership:
         if self._rebuilding:
             metrics.REBUILDS.inc()
             state = await self._ledger.begin_rebuild(self._term)
-            if self._term > 1:
-                # Somebody may have written on the strength of the data set before. In the first term of the first
-                # leader nobody can have.
+            if not self._first_ever:
+                # Somebody may have written on the strength of the data set before, and what is on its way is in no
+                # list. The term does not tell: a first leader whose Redis is emptied weeks later is in its first term.
                 await self._clock.sleep(self._settings.longest_write_s)
             log.info("rebuilding the ledger", generation=state.generation)
         self._mark = await self._ledger.mark()
