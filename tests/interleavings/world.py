@@ -1,0 +1,529 @@
+"""A whole Drystone in one process and in leaping time, with pause points everywhere and a checker that never blinks.
+
+Laws are checked by an observer of the API server and after every effect on the ledger, at the moment itself: no device
+is promised twice, nothing holds more than there is. A law that breaks is a `BrokenLaw` with the story of all points.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import fakeredis
+import fakeredis.commands_mixins.server_mixin as redis_time
+import msgspec
+import pytest
+
+from libs.bus.memory import MemoryBus
+from libs.bus.port import Outgoing
+from libs.contracts.events import EventType, JobStatus
+from libs.contracts.topics import CLUSTER, DEAD_LETTERS, JOBS, STATUS
+from libs.domain import keys
+from libs.domain.jobs import partition_of
+from libs.domain.usage import NodeUse, QueueUse
+from libs.kube import trainingjobs, writes
+from libs.kube.embedded import EmbeddedCluster
+from libs.kube.pods import PodView, parse_pod
+from libs.kube.sim.control import Controllers
+from libs.kube.sim.kubelet import SimulatedKubelets
+from libs.runtime.tasks import ended
+from libs.store import redis as store
+from libs.store.embedded import embedded_ledger
+from libs.store.library import library
+from libs.store.port import Holder, Ledger
+from libs.testkit.pauses import PausedBus, Pauses, Point
+from libs.testkit.pauses_time import PROCESS, LeapingLoop, LoopClock, run_leaping
+from services.binder.app import build as binder
+from services.binder.settings import BinderSettings
+from services.placement.app import build as placement
+from services.placement.settings import PlacementSettings
+from services.preemptor.app import build as preemptor
+from services.preemptor.settings import PreemptorSettings
+from services.watcher.app import build as watcher
+from services.watcher.settings import WatcherSettings
+
+NS = "default"
+MIB = 40960
+ENCODE = msgspec.json.encode
+BUILD: dict[str, tuple[Any, Any]] = {
+    "watcher": (watcher, WatcherSettings),
+    "placement": (placement, PlacementSettings),
+    "binder": (binder, BinderSettings),
+    "preemptor": (preemptor, PreemptorSettings),
+}
+
+
+class BrokenLaw(AssertionError):
+    pass
+
+
+def law(holds: object, text: str) -> None:
+    if not holds:
+        raise BrokenLaw(text)
+
+
+# -- mutations --------------------------------------------------------------------------------------------------------
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def lua(*changes: tuple[str, str]) -> Mutation:
+    """The ledger's own functions with a rule taken out: texts are replaced that must be there."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        name, code = library()
+        for old, new in changes:
+            assert old in code, f"no rule of the library reads: {old}"
+            code = code.replace(old, new)
+        mutant = name[:-8] + "deadbeef"
+        code = code.replace(name, mutant)
+        patch.setattr(store, "library", lambda: (mutant, code))
+
+    return apply
+
+
+def python(target: Any, name: str, value: Any) -> Mutation:
+    return lambda patch: patch.setattr(target, name, value)
+
+
+def both(*mutations: Mutation) -> Mutation:
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        for mutation in mutations:
+            mutation(patch)
+
+    return apply
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+Scenario = Callable[["World"], Awaitable[None]]
+
+
+def run(scenario: Scenario, patch: pytest.MonkeyPatch, *, seed: int = 1, limit_s: float = 900.0) -> list[str]:
+    """Run it in leaping time with everything random drawn from `seed`; returns the story."""
+    rng = random.Random(seed)
+    clock = LoopClock()
+    patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
+    patch.setattr(random.Random, "seed", _seeding(rng))
+    patch.setattr(redis_time, "time", clock)
+    world = World(clock)
+
+    async def live() -> None:
+        async with asyncio.timeout(limit_s):
+            async with world.open():
+                await scenario(world)
+                world.check()
+
+    try:
+        run_leaping(live())
+    except BrokenLaw as broken:
+        raise BrokenLaw(f"{broken} (seed {seed})\n" + "\n".join(world.pauses.journal[-60:])) from None
+    return world.pauses.journal
+
+
+def _seeding(rng: random.Random) -> Callable[..., None]:
+    """Generators that were to be seeded by the operating system are seeded by ours."""
+    plain = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        plain(self, rng.getrandbits(64) if a is None else a, version)
+
+    return seed
+
+
+def incident(**mutations: Mutation) -> Callable[[Scenario], Any]:
+    """A scenario as a test: as built it holds; without each of the rules named it must break its law."""
+
+    def made(scenario: Scenario) -> Any:
+        @pytest.mark.parametrize(
+            "without", ["", *mutations], ids=lambda name: f"without {name}" if name else "as built"
+        )
+        def test(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+            if not without:
+                run(scenario, monkeypatch)
+                return
+            mutations[without](monkeypatch)
+            with pytest.raises(BrokenLaw):
+                run(scenario, monkeypatch)
+
+        functools.update_wrapper(test, scenario, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+        del test.__wrapped__  # type: ignore[attr-defined]
+        return test
+
+    return made
+
+
+class Running:
+    """One replica of a service."""
+
+    def __init__(self, world: World, actor: str, service: Any, bus: PausedBus) -> None:
+        self.actor, self.service, self.bus = actor, service, bus
+        self._world = world
+        self._stop = asyncio.Event()
+        token = PROCESS.set(actor)
+        self._task = asyncio.create_task(service.serve(self._stop), name=actor)
+        PROCESS.reset(token)
+        self._expelled: list[Any] = []
+
+    async def ready(self) -> None:
+        await self._world.until(lambda: self._failed() or self.service.health().ready, f"{self.actor} becomes ready")
+
+    def _failed(self) -> bool:
+        if self._task.done() and not self._task.cancelled() and self._task.exception() is not None:
+            raise AssertionError(f"{self.actor} ended") from self._task.exception()
+        return False
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await self._task
+        self.bus.left()
+
+    async def kill(self, *, noticed: bool = True) -> None:
+        """As SIGKILL; `noticed`: its group learns at once instead of by the session's end."""
+        self._world.pauses.dead.add(self.actor)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, LeapingLoop)
+        # Each by itself: a cancellation that one of them loses must not keep the others.
+        while tasks := loop.tasks_of(self.actor):
+            await ended(tasks)
+        self._task.cancelled() or self._task.exception()
+        if noticed:
+            self.bus.left()
+
+    def freeze(self) -> None:
+        """As SIGSTOP, for longer than its session with the broker lasts."""
+        self._world.pauses.freeze(self.actor)
+        self._expelled = self.bus.expelled()
+
+    def thaw(self) -> None:
+        self._world.pauses.thaw(self.actor)
+        self.bus.told(self._expelled)
+
+
+class World:
+    def __init__(self, clock: LoopClock) -> None:
+        self.clock = clock
+        self.pauses = Pauses()
+        self.redis = fakeredis.FakeServer(version=(7,))
+        self.ledger_settings: dict[str, Any] = {}
+        self.replicas: list[Running] = []
+        #: Pods as they were bound: uid -> (name, node, devices), first seen; what they do with them later is theirs.
+        self.granted: dict[str, tuple[str, str, dict[int, int]]] = {}
+        self.bindings: list[tuple[str, str, str]] = []  # (name, node, claim), in order
+        self.broken: list[str] = []
+        self.refused: list[tuple[str, str]] = []  # (actor, refusal) of commits
+        self.commits: list[tuple[str, Any]] = []  # (actor, answers)
+        self.limits: dict[str, int] = {}
+        self._statuses: list[JobStatus] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        self.cluster = EmbeddedCluster(now=lambda: datetime.fromtimestamp(self.clock.wall(), UTC))
+        self.kubelets = SimulatedKubelets(self.cluster)
+        self.controllers = Controllers(self.cluster)
+        self.bus = MemoryBus()
+        self.ledger = embedded_ledger(server=self.redis)
+        self._raw = fakeredis.FakeRedis(server=self.redis, version=(7,))
+        await self.ledger.open()
+        self.cluster.store.observers.append(self._observe)
+        self.pauses.after = self._after
+        self._status_reader = self.bus.follow([STATUS.name], from_start=True)
+        try:
+            yield
+        finally:
+            for replica in self.replicas:
+                await replica.kill()
+            self.controllers.stop()
+            self.kubelets.stop()
+            await self.ledger.close()
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+
+    async def start(self, service: str, name: str = "", *, wait: bool = True, **settings: Any) -> Running:
+        actor = f"{service}{name}"
+        build, kind = BUILD[service]
+        ledger = embedded_ledger(server=self.redis, **self.ledger_settings)
+        await ledger.open()
+        parts = self.pauses.parts(actor, self.bus, ledger, self.cluster, self.clock)
+        made = build(kind(replica_id=actor, **settings), parts)
+        if service == "watcher":
+            made._lease._monotonic = self.clock.monotonic
+        replica = Running(self, actor, made, parts.bus)  # type: ignore[arg-type]
+        self.replicas.append(replica)
+        if wait:
+            await replica.ready()
+        return replica
+
+    async def spine(self, *services: str, **settings: Any) -> list[Running]:
+        """The watcher first, then the others: one replica each."""
+        return [await self.start(s) for s in ("watcher", *(services or ("placement", "binder", "preemptor")))]
+
+    # -- the cluster --------------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+        raw = ENCODE(body) if body is not None else None
+        answer = self.cluster.call_now(method, path, raw, content_type=content_type)
+        assert answer.ok, answer
+        return msgspec.json.decode(answer.body)
+
+    def node(self, name: str = "n1", gpus: int = 1) -> None:
+        self._ask("POST", "/api/v1/nodes", {
+            "metadata": {"name": name, "labels": {keys.NODE_GPU_MODEL: "A100", keys.NODE_GPU_MEMORY: str(MIB),
+                                                     "pick": name}},
+            "status": {
+                "allocatable": {"cpu": "96", "memory": "512Gi", "pods": "110", keys.GPU_RESOURCE: str(gpus)},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        })  # fmt: skip
+
+    def heartbeat(self, name: str = "n1") -> None:
+        beat = {"metadata": {"annotations": {"beat": str(self.cluster.store.version)}}}
+        self._ask("PATCH", f"/api/v1/nodes/{name}", beat, writes.MERGE)
+
+    def cordon(self, name: str = "n1", *, closed: bool = True) -> None:
+        self._ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"unschedulable": closed}}, writes.MERGE)
+
+    def pod(self, name: str, gpus: int = 1, *, priority: str = "", gang: str = "", gang_min: int = 0, queue: str = "",
+            on: str = "", device: str = "", app: str = "", scheduler: str = keys.SCHEDULER_NAME,
+            selector: dict[str, str] | None = None) -> str:  # fmt: skip
+        """Its uid. `on` and `device`: somebody bound it already, and says to which device."""
+        notes = {keys.JOB: gang, keys.GANG_MIN: str(gang_min)} if gang else {}
+        if queue:
+            notes[keys.QUEUE] = queue
+        if device:
+            notes |= {keys.GPUS: device, keys.GPU_MIB: str(MIB), keys.GPU_MILLI: "1000"}
+        labels = ({keys.PRIORITY_LABEL: priority} if priority else {}) | ({"app": app} if app else {})
+        limits = {"cpu": "1", "memory": "1Gi", keys.GPU_RESOURCE: str(gpus)}
+        found = self._ask("POST", writes.pods_path(NS), {
+            "metadata": {"name": name, "annotations": notes, "labels": labels},
+            "spec": {
+                "schedulerName": scheduler,
+                "containers": [{"name": "c", "image": "i", "resources": {"limits": limits}}],
+                **({"nodeName": on} if on else {}),
+                **({"nodeSelector": selector} if selector else {}),
+            },
+        })  # fmt: skip
+        return str(found["metadata"]["uid"])
+
+    def gang(self, name: str, size: int, *, priority: str = "") -> list[str]:
+        return [self.pod(f"{name}{i}", gang=name, gang_min=size, priority=priority) for i in range(size)]
+
+    def job(self, name: str, replicas: int, **spec: Any) -> None:
+        limits = {keys.GPU_RESOURCE: "1"}
+        template = {"spec": {"containers": [{"name": "c", "image": "i", "resources": {"limits": limits}}]}}
+        roles = [{"name": "worker", "replicas": replicas, "template": template}]
+        body = trainingjobs.manifest(NS, name, {"roles": roles, **spec}, {}, {})
+        assert self.cluster.call_now("POST", trainingjobs.path(NS), body).ok
+
+    def read_job(self, name: str) -> trainingjobs.TrainingJobView:
+        return trainingjobs.parse(self.cluster.call_now("GET", trainingjobs.path(NS, name)).body)
+
+    def delete_job(self, name: str) -> None:
+        self._ask("DELETE", trainingjobs.path(NS, name))
+
+    def queue(self, name: str, gpus: int) -> None:
+        self._ask(
+            "POST", writes.QUEUES, {"metadata": {"name": name}, "spec": {"limits": {keys.GPU_RESOURCE: str(gpus)}}}
+        )
+
+    def pods(self) -> list[PodView]:
+        return [parse_pod(ENCODE(item)) for item in self._ask("GET", writes.pods_path())["items"]]
+
+    def read(self, name: str) -> PodView | None:
+        return next((p for p in self.pods() if p.name == name), None)
+
+    def bound(self) -> dict[str, str]:
+        return {p.name: p.node for p in self.pods() if p.holds and not p.terminating}
+
+    def delete(self, name: str, grace: int | None = 0) -> None:
+        body = {"gracePeriodSeconds": grace} if grace is not None else {}
+        self._ask("DELETE", writes.pods_path(NS, name), body)
+
+    def end(self, name: str, phase: str = "Succeeded") -> None:
+        self._ask("PATCH", writes.pods_path(NS, name, "status"), {"status": {"phase": phase}}, writes.MERGE)
+
+    def annotate(self, name: str, **notes: str) -> None:
+        self._ask("PATCH", writes.pods_path(NS, name), {"metadata": {"annotations": notes}}, writes.MERGE)
+
+    async def event(
+        self, id: str, *, cancel: bool = False, key: str = "", partition: int = 0, raw: bytes = b""
+    ) -> None:
+        said = (
+            {"id": id} if cancel else {"id": id, "roles": [{"template": {"image": "r/t:1", "resources": {"gpu": 1}}}]}
+        )
+        kind = EventType.JOB_CANCEL if cancel else EventType.JOB_SUBMIT
+        await self.bus.publish([Outgoing(JOBS.name, key or id, raw or ENCODE(said), kind, partition)])
+
+    def jobs(self) -> list[str]:
+        """Ids of job objects, as their submitters gave them."""
+        items = self._ask("GET", trainingjobs.path())["items"]
+        return sorted(trainingjobs.parse(ENCODE(item)).spec.id for item in items)
+
+    async def letters(self) -> int:
+        return len(await self.bus.follow([DEAD_LETTERS.name], from_start=True).batch(1000, 0))
+
+    async def topic(self) -> set[str]:
+        """Keys that the compacted topic of facts has, but for namespaces."""
+        there: set[str] = set()
+        for record in await self.bus.follow([CLUSTER.name], from_start=True).batch(100_000, 0):
+            (there.discard if record.value is None else there.add)(record.key)
+        return {key for key in there if not key.startswith("namespace/")}
+
+    def forget_plans(self) -> None:
+        """The broker lost what the binder has not finished (or had the offsets, and not the reports)."""
+        places = self.bus.places(["drystone.plans"])
+        self.bus._groups["drystone-binder"].offsets.update({place: self.bus.log(place).end for place in places})
+
+    async def statuses(self) -> list[JobStatus]:
+        for record in await self._status_reader.batch(10_000, 0):
+            self._statuses.append(msgspec.json.decode(record.value or b"", type=JobStatus))
+        return self._statuses
+
+    def pod_keys(self, *, same_partition: int = 2) -> list[str]:
+        """Names of pods whose jobs travel on one partition."""
+        by_partition: defaultdict[int, list[str]] = defaultdict(list)
+        for n in range(1000):
+            found = by_partition[partition_of(f"pod/{NS}/p{n}", 12)]
+            found.append(f"p{n}")
+            if len(found) == same_partition:
+                return found
+        raise AssertionError
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    async def until(self, true: Callable[[], object], text: str, within_s: float = 30.0) -> None:
+        """The law that it comes about in time."""
+        began = self.clock.monotonic()
+        while not true():
+            self.check()
+            law(self.clock.monotonic() - began <= within_s, f"{text}, within {within_s:g} s")
+            await asyncio.sleep(0.02 if self.clock.monotonic() - began < 2.0 else 0.25)
+
+    async def until_asked(self, true: Callable[[], Awaitable[object]], text: str, within_s: float = 30.0) -> None:
+        began = self.clock.monotonic()
+        while not await true():
+            self.check()
+            law(self.clock.monotonic() - began <= within_s, f"{text}, within {within_s:g} s")
+            await asyncio.sleep(0.05 if self.clock.monotonic() - began < 2.0 else 0.5)
+
+    async def rest(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.check()
+
+    # -- laws ---------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for text in self.broken:
+            raise BrokenLaw(text)
+        law(not self.kubelets.refusals, f"no kubelet refuses what we bound: {self.kubelets.refusals}")
+
+    def _observe(self, change: Any) -> None:
+        """Every change of a pod, at once: what is bound to whom."""
+        if change.place.resource != "/pods":
+            return
+        new = change.new
+        if new is None or new["status"].get("phase") in ("Succeeded", "Failed"):
+            self.granted.pop((new or change.old)["metadata"]["uid"], None)
+            return
+        if not new["spec"].get("nodeName") or new["metadata"]["uid"] in self.granted:
+            return
+        pod = parse_pod(change.raw)
+        if change.old is not None and change.old["spec"].get("nodeName"):
+            return
+        self.bindings.append((pod.name, pod.node, pod.claim))
+        devices = {g.index: g.milli for g in pod.charge().gpus} if pod.ours else {}
+        for name, node, held in self.granted.values():
+            twice = {i for i, milli in devices.items() if node == pod.node and held.get(i, 0) + milli > 1000}
+            if twice:
+                self.broken.append(f"a device is given once: {pod.name} and {name} have GPU {twice} of {node}")
+        self.granted[pod.uid] = (pod.name, pod.node, devices)
+
+    def _after(self, point: Point, answer: Any) -> None:
+        if point.act in ("ledger commit", "ledger commit_evictions"):
+            self.commits.append((point.actor, answer))
+            self.refused += [(point.actor, str(why)) for a in answer for why in a.refused.values()]
+        if point.act in _CHARGING:
+            self._audit(point)
+
+    def _audit(self, point: Point) -> None:
+        """The books themselves, read past everybody: no device over its capacity, no queue over its limit, and what is
+        used is the sum of what is held."""
+        held: defaultdict[tuple[str, int], int] = defaultdict(int)
+        for hash_, prefix in (("work", b"c:"), ("work", b"e:"), ("tasks", b"")):
+            for key, raw in self._raw.hgetall("{drystone}:" + hash_).items():
+                if key.startswith(prefix) and (prefix or hash_ == "tasks"):
+                    entry = msgspec.json.decode(raw)
+                    for index, milli, _ in (entry.get("H") or entry.get("c") or {}).get("gpus") or ():
+                        held[entry["n"], index] += milli
+        for (node, index), milli in held.items():
+            if milli > 1000 and not self._disputed(node, index):
+                self.broken.append(f"a device is promised once: GPU {index} of {node} has {milli} milli after {point}")
+        for key, raw in self._raw.hgetall("{drystone}:nodes").items():
+            kind, _, name = key.decode().partition(":")
+            if kind == "u":
+                use = msgspec.json.decode(raw)
+                sums = [milli for milli, _ in use.get("gpus") or ()]
+                said = {i: milli for i, milli in enumerate(sums) if milli}
+                if said != {i: milli for (node, i), milli in held.items() if node == name and milli}:
+                    self.broken.append(f"use is the sum of its holders: {name} says {said}, held {dict(held)}, {point}")
+            elif kind == "q" and name in self.limits:
+                used = msgspec.json.decode(raw).get("gpu_milli", 0)
+                if used > self.limits[name]:
+                    self.broken.append(f"no queue goes over its limit: {name} has {used} of {self.limits[name]}")
+
+    def _disputed(self, node: str, index: int) -> bool:
+        """Two pods that reality put there: not the ledger's doing."""
+        return sum(1 for _, where, has in self.granted.values() if where == node and index in has) > 1
+
+    # -- the ledger ---------------------------------------------------------------------------------------------------
+
+    async def holders(self) -> list[Holder]:
+        await self.ledger.state()
+        return [h async for h in self.ledger.all_holders()]
+
+    async def use(self) -> tuple[dict[str, NodeUse], dict[str, QueueUse]]:
+        nodes: dict[str, NodeUse] = {}
+        queues: dict[str, QueueUse] = {}
+        cursor = ""
+        while True:
+            page = await self.ledger.dump(cursor)
+            nodes |= {n.node: n for n in page.nodes}
+            queues |= {q.path: q for q in page.queues}
+            cursor = page.cursor
+            if not cursor:
+                return nodes, queues
+
+    async def nothing_left(self, within_s: float = 90.0) -> None:
+        """After all jobs and pods are gone the ledger holds nothing, and nothing of it ever times out by itself."""
+
+        async def empty() -> bool:
+            nodes, queues = await self.use()
+            used = any(n.pods or n.cpu or n.mem or any(m for m, _ in n.gpus) for n in nodes.values())
+            return not await self.holders() and not used and not any(q.gpu_milli or q.cpu for q in queues.values())
+
+        await self.until_asked(empty, "the ledger holds nothing when nothing is left", within_s)
+        law(not self._raw.hlen("{drystone}:work"), "no claim, plan or earmark is left in the ledger")
+
+    def timed_keys(self) -> list[str]:
+        return [key.decode() for key in self._raw.keys("*") if self._raw.pttl(key) >= 0]
+
+    def empty_redis(self) -> None:
+        self._raw.flushall()
+
+
+_CHARGING = frozenset(
+    f"ledger {name}"
+    for name in ("commit", "commit_evictions", "begin", "confirm", "release", "drop", "expire", "tasks_seen",
+                 "tasks_gone", "sweep", "unmark", "whole")
+)  # fmt: skip
+
+
+def ledger_of(world: World) -> Ledger:
+    return world.ledger
