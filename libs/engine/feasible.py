@@ -27,7 +27,7 @@ from libs.engine.snapshot import Columns, Ints, Snapshot
 RANK_BITS: Final = 24
 RANK_MASK: Final = (1 << RANK_BITS) - 1
 #: From this many changed rows on, numpy on all of them beats integers one by one.
-FEW: Final = 48
+FEW: Final = 32
 #: Rows that do not fit are dropped where fewer than one in this many are left over.
 _MOST: Final = 1.5
 
@@ -82,8 +82,11 @@ class Feasibility:
                 self._score(None if 2 * len(distinct) > len(snapshot.states) else np.asarray(distinct, np.int64))
                 return
             rows = distinct
+        keys, states, cpu = self.keys, snapshot.states, self.ask.cpu or -(1 << 62)
         for row in rows:
-            self.keys[row] = self._key(row)
+            state = states[row]
+            # Most rows that do not fit lack CPU.
+            keys[row] = -1 if state is None or state.cpu < cpu else self._key(row)
 
     def _rebuild(self) -> None:
         snapshot = self._snapshot
@@ -103,8 +106,6 @@ class Feasibility:
         if state is None or self.codes[row]:
             return -1
         ask = self.ask
-        if state.cpu < ask.cpu and ask.cpu:
-            return -1  # most rows that do not fit end here
         tight = state.tight(ask)
         if tight < 0:
             return -1
@@ -155,14 +156,21 @@ class Feasibility:
         """Weighted scores. Of the nodes of one kind that nothing is on, one is scored for all."""
         back: Ints | None = None
         if self._by_room and len(rows) > FEW:
-            empty = (
-                (columns.idle == columns.devices) & (columns.cpu == columns.cap_cpu) & (columns.mem == columns.cap_mem)
-            )
-            # Empty nodes share the number of their kind, any other has its own.
-            alike = np.where(empty, columns.kind, rows + self._snapshot.kind_count)
-            if 2 * int(np.count_nonzero(empty)) > len(rows):
-                _, first, back = np.unique(alike, return_index=True, return_inverse=True)
-                columns, tight = everything.take(rows[first]), tight[first]
+            bare = (columns.cpu == columns.cap_cpu) & (columns.mem == columns.cap_mem)
+            bare &= columns.idle == columns.devices
+            empty = np.flatnonzero(bare)
+            if 2 * len(empty) > len(rows):
+                used, kinds = np.flatnonzero(~bare), columns.kind[empty]
+                one_of = np.full(self._snapshot.kind_count, -1, np.int64)
+                one_of[kinds] = empty
+                there = np.flatnonzero(one_of >= 0)
+                place = np.zeros(len(one_of), np.int64)
+                place[there] = np.arange(len(used), len(used) + len(there))
+                back = np.empty(len(rows), np.int64)
+                back[used] = np.arange(len(used))
+                back[empty] = place[kinds]
+                scored = np.concatenate([used, one_of[there]])
+                columns, tight = everything.take(rows[scored]), tight[scored]
         total = np.zeros(len(tight), np.int64)
         for policy, weight in self._policies:
             total += weight * policy.many(columns, self.ask, tight)
