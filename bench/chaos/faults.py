@@ -14,6 +14,7 @@ from typing import Final
 
 import redis.asyncio
 
+from bench.chaos import messages
 from bench.chaos.proxy import Proxy, Trouble
 from tools.fleet import Fleet, Member
 from tools.stack import Stack, StackInfo
@@ -128,6 +129,14 @@ async def watches_too_old(ground: Ground) -> None:
         await asyncio.sleep(ground.rng.uniform(1.0, 3.0))
 
 
+async def messages_said_again(ground: Ground) -> None:
+    await messages.said_again(ground.info.kafka_bootstrap, ground.rng)
+
+
+async def messages_dropped(ground: Ground) -> None:
+    await messages.dropped(ground.info.kafka_bootstrap, ground.rng)
+
+
 FAULTS: Final[dict[str, Fault]] = {
     **{f"{service} killed": killed(service) for service in SERVICES},
     **{f"{service} paused": paused(service) for service in SERVICES},
@@ -138,6 +147,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "redis stalled": part_stalled("redis", 5.0),
     "redis emptied": redis_emptied,
     "watches too old": watches_too_old,
+    "messages again": messages_said_again,
+    "messages dropped": messages_dropped,
     "504, half applied": troubled(refuse=504, share=0.4, applied=0.5),
     "500, some applied": troubled(refuse=500, share=0.3, applied=0.2),
     "429": troubled(refuse=429, share=0.5),
