@@ -24,8 +24,9 @@ def table(
 ) -> None:
     """Run all lists, policies and node orders, and write the tables of docs/packing.md."""
     from libs.sim.errors import SimulationError
+    from libs.sim.lists import read_nodes, read_tasks
     from libs.sim.study import Study, parse_seeds, summary
-    from libs.sim.table import THEN, cells, lists_in, published, write
+    from libs.sim.table import THEN, bound_key, bound_of, cells, lists_in, published, write
 
     lists = lists_in(data)
     if not lists:
@@ -33,10 +34,14 @@ def table(
     known: dict[str, dict[str, Any]] = json.loads(results.read_text()) if results.exists() else {}
     results.parent.mkdir(parents=True, exist_ok=True)
     try:
+        nodes = data / "openb_node_list_gpu_node.csv"
+        for name, path in lists.items():
+            if bound_key(name) not in known:
+                known[bound_key(name)] = bound_of(read_nodes(nodes), read_tasks(path))
+                results.write_text(json.dumps(known))
         for cell in cells(list(lists)):
             if cell.key in known:
                 continue
-            nodes = data / "openb_node_list_gpu_node.csv"
             first, _, second = cell.tasks.partition(THEN)
             then = lists[second] if second else None
             study = Study(nodes, lists[first], (cell.policy,), parse_seeds(cell.seeds), 130, cell.order, then)

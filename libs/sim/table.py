@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from libs.sim.bound import bound_at
+from libs.sim.lists import NodeRow, TaskRow
+from libs.sim.study import parse_seeds
+
 OURS: Final = "drystone"
 PUBLISHED: Final = {
     "fgd": "FGD",
@@ -85,6 +89,16 @@ def published(folder: Path) -> dict[tuple[str, str], float]:
 Results = dict[str, dict[str, Any]]
 
 
+def bound_key(tasks: str) -> str:
+    return Cell(tasks, "bound", "", SEEDS).key
+
+
+def bound_of(nodes: list[NodeRow], tasks: list[TaskRow]) -> dict[str, Any]:
+    """The least unallocated % at load 100 that is possible, mean over the seeds."""
+    found = [bound_at(nodes, tasks, seed) for seed in parse_seeds(SEEDS)]
+    return {"unallocated_pct_at_100": statistics.fmean(one.unallocated_pct for one in found)}
+
+
 def write(results: Results, lists: list[str], told: dict[tuple[str, str], float]) -> str:
     """The tables in Markdown, from whatever results there are."""
     parts = [
@@ -98,7 +112,10 @@ def write(results: Results, lists: list[str], told: dict[tuple[str, str], float]
 
 
 def _main(results: Results, lists: list[str], seeds: str, told: dict[tuple[str, str], float]) -> str:
-    rows = ["| list | ours | " + " | ".join(BASELINES) + " | ours - best | sd |", "|" + " --- |" * (len(BASELINES) + 4)]
+    rows = [
+        "| list | bound | ours | " + " | ".join(BASELINES) + " | ours - best | sd |",
+        "|" + " --- |" * (len(BASELINES) + 5),
+    ]
     means: list[float] = []
     for tasks in lists:
         found = {p: results.get(Cell(tasks, "random", p, seeds).key) for p in (OURS, *BASELINES)}
@@ -110,14 +127,16 @@ def _main(results: Results, lists: list[str], seeds: str, told: dict[tuple[str, 
         paired = [a - b for a, b in zip(ours["unallocated_pct_by_seed"], best["unallocated_pct_by_seed"], strict=True)]
         means.append(statistics.fmean(paired))
         columns = [_with(others.get(policy), told.get((tasks, policy))) for policy in BASELINES]
+        floor = results.get(bound_key(tasks)) if seeds == SEEDS else None
         spread = statistics.stdev(paired) if len(paired) > 1 else 0.0
         rows.append(
-            f"| {tasks}{' *' if tasks in TUNED_ON else ''} | **{ours['unallocated_pct_at_100']:.2f}** | "
+            f"| {tasks}{' *' if tasks in TUNED_ON else ''} | {_with(floor, None)} "
+            f"| **{ours['unallocated_pct_at_100']:.2f}** | "
             + " | ".join(columns)
             + f" | {means[-1]:+.2f} | {spread:.2f} |"
         )
     if means:
-        rows.append(f"| mean | | {' | ' * (len(BASELINES) - 1)} | {statistics.fmean(means):+.2f} | |")
+        rows.append(f"| mean | | | {' | ' * (len(BASELINES) - 1)} | {statistics.fmean(means):+.2f} | |")
     return "\n".join(rows) + "\n"
 
 

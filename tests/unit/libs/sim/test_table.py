@@ -1,0 +1,70 @@
+"""The table says what was run, and nothing of what was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from cli.main import app
+from libs.sim.table import BASELINES, SEEDS, Cell, bound_key, cells, lists_in, published, write
+
+
+def result(at_100: float, **classes: float) -> dict[str, Any]:
+    return {
+        "unallocated_pct_at_100": at_100,
+        "unallocated_pct_by_seed": [at_100 - 0.1, at_100 + 0.1],
+        "placed_pct_by_class": {"1": 70.0, **classes},
+    }
+
+
+def test_ours_is_set_against_the_best_other_on_each_list() -> None:
+    known = {Cell("default", "random", p, SEEDS).key: result(9.0) for p in BASELINES}
+    known[Cell("default", "random", "first-fit", SEEDS).key] = result(5.0, **{"8": 60.0})
+    known[Cell("default", "random", "drystone", SEEDS).key] = result(4.5, **{"8": 61.0})
+    known[bound_key("default")] = {"unallocated_pct_at_100": 3.0}
+    told = write(known, ["default", "absent"], {("default", "fgd"): 4.77})
+    assert "| default * | 3.00 | **4.50** | 9.00 (4.77) |" in told
+    assert "| -0.50 | 0.00 |" in told
+    assert "absent" not in told
+
+
+def test_lists_are_found_by_name_and_published_figures_by_list_and_policy(tmp_path: Path) -> None:
+    (tmp_path / "openb_pod_list_zeta.csv").touch()
+    (tmp_path / "openb_pod_list_default.csv.gz").touch()
+    (tmp_path / "published_fgd_results.csv").write_text(
+        "workload,policy,arrived_load_pct,alloc_pct_mean\ndefault,FGD,100,95.25\ndefault,FGD,99,95\nx,Other,100,1\n"
+    )
+    assert list(lists_in(tmp_path)) == ["default", "zeta"]
+    assert published(tmp_path) == {("default", "fgd"): 4.75}
+    assert {cell.policy for cell in cells(["default"])} == {"drystone", *BASELINES}
+
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\nn1,96000,393216,8,G2\n"
+TASKS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + "".join(f"p{i},4000,8192,1,470\n" for i in range(30))
+
+
+def test_the_command_prints_the_figures_that_were_agreed(tmp_path: Path) -> None:
+    nodes, tasks, report = tmp_path / "nodes.csv", tmp_path / "tasks.csv", tmp_path / "r.html"
+    nodes.write_text(NODES)
+    tasks.write_text(TASKS)
+    args = ["simulate", "pack", "--nodes", str(nodes), "--tasks", str(tasks), "--seeds", "1-2", "--processes", "1"]
+    done = CliRunner().invoke(app, [*args, "--json", "--report", str(report)])
+    assert done.exit_code == 0, done.output
+    for name in ("policy", "seeds", "unallocated_pct_at_100", "sd", "allocated_pct_at_130", "frag_pct_of_total_at",
+                 "placed_pct_by_class", "seconds_per_run"):  # fmt: skip
+        assert f'"{name}"' in done.stdout
+    assert report.read_text().startswith("<!doctype html>")
+
+
+def test_the_command_names_what_is_wrong_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    nodes, tasks, report = tmp_path / "nodes.csv", tmp_path / "tasks.csv", tmp_path / "r.html"
+    nodes.write_text(NODES)
+    tasks.write_text(TASKS + "broken,1,1,1\n")
+    done = CliRunner().invoke(
+        app, ["simulate", "pack", "--nodes", str(nodes), "--tasks", str(tasks), "--report", str(report)]
+    )
+    assert done.exit_code != 0
+    assert "line 32: 4 fields where the header has 5" in str(done.exception)
+    assert not report.exists()
