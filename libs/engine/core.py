@@ -18,6 +18,7 @@ from libs.engine.actions import ACTIONS
 from libs.engine.api import Decision, EngineConfig, PendingJob, RunningTask
 from libs.engine.ask import Scope, ask_key
 from libs.engine.filters import CODES
+from libs.engine.mix import MixState
 from libs.engine.session import Session
 
 
@@ -126,6 +127,15 @@ class PlacementEngine:
         session.begin()
         codes = session.feasible(task).codes_now().tolist()
         return {s.name: str(CODES[codes[row]]) for row, s in enumerate(session.snapshot.states) if s and codes[row] > 0}
+
+    # -- what was learned --------------------------------------------------------------------------------------------
+    def learned(self) -> MixState:
+        """The typical mix, to be kept over a restart or given to another replica."""
+        return self._session.mix.state()
+
+    def recall(self, state: MixState) -> None:
+        """Start from a mix that was kept."""
+        self._session.mix.restore(state)
 
     # -- inspection -------------------------------------------------------------------------------------------------
     def free_room(self) -> dict[str, tuple[int, int, int, tuple[tuple[int, int], ...]]]:

@@ -6,46 +6,59 @@ import pytest
 
 from libs.engine.api import EngineConfig, PendingJob
 from libs.engine.core import PlacementEngine
+from libs.engine.mix import TypicalMix
 from libs.engine.policies.drystone import whole_nodes
 from libs.engine.snapshot import Snapshot
 from libs.testkit.builders import ClusterBuilder, cluster, node, pod
 
 
-def placed_on(facts: ClusterBuilder, *jobs: PendingJob) -> list[str]:
-    decisions = facts.into(PlacementEngine(EngineConfig(weights={"drystone": 1}))).decide(list(jobs))
+def engine_of(facts: ClusterBuilder, *before: PendingJob) -> PlacementEngine:
+    """An engine that knows of jobs decided elsewhere."""
+    mix = TypicalMix()
+    for job in before:
+        mix.learn(job)
+    engine = facts.into(PlacementEngine(EngineConfig(weights={"drystone": 1})))
+    if before:
+        engine.recall(mix.state())
+    return engine
+
+
+def placed_on(engine: PlacementEngine, *jobs: PendingJob) -> list[str]:
+    decisions = engine.decide(list(jobs))
     return [decision.placements[0].node if decision.placements else "" for decision in decisions]
 
 
-def test_models_that_tasks_name_are_kept_for_them_without_being_told_so() -> None:
-    facts = cluster().node("a-rare", gpus=2, model="T4").node("b-common", gpus=8, model="A100")
-    named = [pod(f"named{i}", gpus=1, models=["T4"], created=float(i)) for i in range(2)]
-    anywhere = [pod(f"any{i}", gpus=1, created=100.0 + i) for i in range(9)]
-    history = [pod(f"past{i}", gpus=1, models=["T4"], created=-100.0 + i, cpu=10**9) for i in range(60)]
-    nodes = placed_on(facts, *history, *anywhere[:8], *named)
-    assert nodes[60:] == ["b-common"] * 8 + ["a-rare"] * 2
+NAMED = [pod(f"past{i}", gpus=1, models=["T4"]) for i in range(60)]
+
+
+@pytest.mark.parametrize(("rare", "common"), [("a", "b"), ("b", "a")])
+def test_models_that_tasks_name_are_kept_for_them_without_being_told_so(rare: str, common: str) -> None:
+    facts = cluster().node(rare, gpus=8, model="T4").node(common, gpus=8, model="A100")
+    anywhere = [pod(f"any{i}", gpus=1, created=float(i)) for i in range(8)]
+    named = [pod(f"named{i}", gpus=1, models=["T4"], created=100.0 + i) for i in range(8)]
+    assert placed_on(engine_of(facts, *NAMED), *anywhere, *named) == [common] * 8 + [rare] * 8
 
 
 def test_a_task_that_only_the_rare_node_can_take_is_placed_there_at_once() -> None:
     facts = cluster().node("a", gpus=8, model="T4").node("b", gpus=0)
-    history = [pod(f"past{i}", gpus=8, models=["T4"], created=-100.0 + i, cpu=10**9) for i in range(60)]
-    assert placed_on(facts, *history, pod("p", share=100))[60:] == ["a"]
+    assert placed_on(engine_of(facts, *NAMED), pod("p", share=100)) == ["a"]
 
 
 def test_whole_nodes_are_not_broken_up_while_another_place_is_as_good() -> None:
     facts = cluster().node("a", gpus=8).node("b", gpus=8).running("base", gpus=4, cpu=48_000, on="b")
-    assert placed_on(facts, pod("p", gpus=1, cpu=12_000)) == ["b"]
+    assert placed_on(engine_of(facts), pod("p", gpus=1, cpu=12_000)) == ["b"]
 
 
 def test_a_task_without_gpu_goes_where_no_gpu_can_be_stranded() -> None:
     facts = cluster().node("a", gpus=8).node("b", gpus=0)
-    assert placed_on(facts, pod("p", cpu=48_000)) == ["b"]
+    assert placed_on(engine_of(facts), pod("p", cpu=48_000)) == ["b"]
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 def test_names_do_not_decide(names: tuple[str, str]) -> None:
     rich, poor = names
     facts = cluster().node(rich, gpus=4, cpu=96_000).node(poor, gpus=4, cpu=16_000)
-    assert placed_on(facts, pod("p", gpus=1, cpu=4_000)) == [poor]
+    assert placed_on(engine_of(facts), pod("p", gpus=1, cpu=4_000)) == [poor]
 
 
 def test_nodes_that_differ_by_a_little_cpu_are_one_kind_of_whole_node() -> None:
@@ -62,3 +75,12 @@ def test_the_verdict_names_the_version_of_the_mix() -> None:
     engine = cluster().node("n").into(PlacementEngine(EngineConfig(weights={"drystone": 1})))
     versions = [engine.decide([pod(f"p{i}", gpus=1)])[0].verdict.policy for i in range(3)]
     assert versions == ["drystone@0", "drystone@1", "drystone@2"]
+
+
+def test_what_was_learned_outlives_the_process() -> None:
+    engine = engine_of(cluster().node("n"), *NAMED)
+    engine.decide([pod("p", gpus=1)])
+    after = engine_of(cluster().node("n"))
+    after.recall(engine.learned())
+    assert after.learned() == engine.learned()
+    assert after.learned().seen == 61
