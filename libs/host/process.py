@@ -10,6 +10,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Collection, Coroutine
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -21,6 +22,7 @@ from libs.observe import logs
 from libs.observe.health import HealthServer
 from libs.runtime.lifecycle import Health, Service
 from libs.runtime.phases import Phase, run_phases
+from libs.runtime.tasks import waits_at
 
 log = structlog.get_logger()
 
@@ -142,6 +144,13 @@ async def _until_stopped(service: Service, stop: asyncio.Event, stop_s: float, s
     return fault
 
 
+def _tell_tasks() -> None:
+    """What every task waits for, in the log: the question when a service stands still. Asked by SIGUSR1."""
+    for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
+        frames = [f"{Path(f.f_code.co_filename).name}:{f.f_lineno} {f.f_code.co_name}" for f in waits_at(task)]
+        log.info("task", name=task.get_name(), cancelling=task.cancelling(), at=frames)
+
+
 def _stop_on_signals() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -157,4 +166,5 @@ def _stop_on_signals() -> asyncio.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
+    loop.add_signal_handler(signal.SIGUSR1, _tell_tasks)
     return stop

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from types import FrameType
 from typing import Any, NoReturn
 
 import structlog
@@ -39,6 +40,20 @@ async def ended(tasks: Collection[asyncio.Task[Any]], *, again_s: float = 0.5) -
         for task in pending:
             task.cancel()
         await asyncio.wait(pending, timeout=again_s)
+
+
+def waits_at(task: asyncio.Task[Any]) -> list[FrameType]:
+    """Where a task stands, outermost frame first, down to what it awaits."""
+    frames: list[FrameType] = []
+    waits: Any = task.get_coro()
+    while waits is not None and len(frames) < 30:
+        frame = getattr(waits, "cr_frame", None) or getattr(waits, "gi_frame", None) or getattr(waits, "ag_frame", None)
+        if frame is not None:
+            frames.append(frame)
+        waits = (
+            getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None) or getattr(waits, "ag_await", None)
+        )
+    return frames
 
 
 async def supervised(

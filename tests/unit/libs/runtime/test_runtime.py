@@ -8,7 +8,7 @@ import pytest
 from libs.runtime.backoff import Backoff
 from libs.runtime.merge import MergeQueue, Put
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import EndedTask, ended, never_ends, run_until, supervised
+from libs.runtime.tasks import EndedTask, ended, never_ends, run_until, supervised, waits_at
 
 
 async def _for_ever() -> None:
@@ -134,3 +134,18 @@ async def test_a_phase_over_budget_or_failing_keeps_no_later_one_from_running() 
         ("close", ""),
     ]
     assert done == ["closed"]
+
+
+async def test_a_task_tells_where_it_stands_down_to_what_it_awaits() -> None:
+    never = asyncio.Event()
+
+    async def inner() -> None:
+        await never.wait()
+
+    async def outer() -> None:
+        await inner()
+
+    task = asyncio.create_task(outer())
+    await asyncio.sleep(0)
+    assert [frame.f_code.co_name for frame in waits_at(task)][:3] == ["outer", "inner", "wait"]
+    await ended([task])
