@@ -40,6 +40,7 @@ UNIT: Final = 256
 _SHIFT: Final = (ONE // UNIT).bit_length() - 1
 #: Milli GPUs that a difference of the whole between the free shares of CPU and GPU is worth.
 BALANCE: Final = 300
+_BALANCE_UNITS: Final = BALANCE * UNIT
 #: Weight of tasks that take a whole node, beside the mix: two in a thousand.
 PRIOR: Final = ONE * 2 // 1000
 #: Nothing counts as scarcer than this part of the idle GPU: one fiftieth.
@@ -80,11 +81,13 @@ class Drystone(Base):
         return found
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
-        usable = self._tables.usable
-        lost = usable.after(node, ask) - self._tables.worth(node)
-        gpu = node.gpu_free - (usable.asked(ask, node.codes[node.index[0]]) if node.index else 0)
-        off = _imbalance(node.cpu - ask.cpu, max(node.cap_cpu, 1), gpu, max(node.gpu_cap, 1)) if node.gpu_cap else 0
-        return max(0, min(self.ceiling, self.ceiling + (lost >> _SHIFT) - off))
+        tables, gpu_cap = self._tables, node.gpu_cap
+        usable = tables.usable
+        score = self.ceiling + ((usable.after(node, ask) - tables.worth(node)) >> _SHIFT)
+        if gpu_cap:
+            gpu = node.gpu_free - (usable.asked(ask, node.codes[node.index[0]]) if ask.mib else ask.gpu_milli)
+            score -= _imbalance(node.cpu - ask.cpu, node.cap_cpu or 1, gpu, gpu_cap)
+        return score if 0 <= score <= self.ceiling else max(0, min(self.ceiling, score))
 
     def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:  # noqa: ARG002
         usable = self._tables.usable
@@ -100,7 +103,7 @@ class Drystone(Base):
 
 
 def _imbalance(cpu: Any, cap_cpu: Any, gpu: Any, cap_gpu: Any) -> Any:
-    return BALANCE * UNIT * abs(cpu * cap_gpu - gpu * cap_cpu) // (cap_cpu * cap_gpu)
+    return _BALANCE_UNITS * abs(cpu * cap_gpu - gpu * cap_cpu) // (cap_cpu * cap_gpu)
 
 
 def whole_nodes(nodes: Columns, names: list[str]) -> list[Share]:
