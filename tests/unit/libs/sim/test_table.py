@@ -8,6 +8,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from cli.main import app
+from libs.sim.study import Study, run_study
 from libs.sim.table import BASELINES, SEEDS, Cell, bound_key, cells, lists_in, published, write
 
 
@@ -68,3 +69,16 @@ def test_the_command_names_what_is_wrong_and_leaves_nothing_behind(tmp_path: Pat
     assert done.exit_code != 0
     assert "line 32: 4 fields where the header has 5" in str(done.exception)
     assert not report.exists()
+
+
+def test_runs_side_by_side_give_what_runs_one_after_the_other_give(tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "tasks.csv").write_text(TASKS)
+    study = Study(tmp_path / "nodes.csv", tmp_path / "tasks.csv", ("drystone", "random"), (1, 2))
+    done: list[int] = []
+    alone, together = run_study(study, 1), run_study(study, 2, lambda: done.append(1))
+    assert len(done) == 4
+    for policy in study.policies:
+        assert [(run.seed, run.curve, run.placements) for run in alone[policy]] == [
+            (run.seed, run.curve, run.placements) for run in together[policy]
+        ]
