@@ -73,7 +73,8 @@ class NodeState:
                     self.usable[index] = False
             if use.blind and not self.shut:
                 self.shut = "foreign"
-        self.gpu_free = sum(self.milli) - (WHOLE * use.blind if use is not None else 0)
+        # A device that two pods overfill takes nothing away from what is free on the others.
+        self.gpu_free = sum(max(milli, 0) for milli in self.milli) - (WHOLE * use.blind if use is not None else 0)
         self.idle = sum(map(self.is_idle, self.index))
 
     def copy(self) -> NodeState:
@@ -104,10 +105,10 @@ class NodeState:
     def _shift(self, index: int, milli: int, mib: int) -> None:
         if index >= len(self.milli):
             return  # the node lost this device
-        before = self.is_idle(index)
+        before, free = self.is_idle(index), max(self.milli[index], 0)
         self.milli[index] += milli
         self.mib[index] += mib
-        self.gpu_free += milli
+        self.gpu_free += max(self.milli[index], 0) - free
         self.idle += self.is_idle(index) - before
 
     def _lacks(self, cpu: int, mem: int) -> bool:

@@ -63,3 +63,14 @@ def test_a_device_of_unknown_memory_is_given_out_by_share_and_not_by_memory() ->
 @pytest.mark.parametrize(("share", "per_device"), [(500, 2), (334, 2), (333, 3), (1, 1000)])
 def test_how_many_shares_an_empty_device_serves(share: int, per_device: int) -> None:
     assert ask(share=share).per_device(81920) == per_device
+
+
+def test_a_device_that_two_pods_overfill_takes_nothing_from_what_is_free_beside_it() -> None:
+    state = NodeState(0, node("n", gpus=2), NodeUse("n", 1, gpus=((2000, 163840), (0, 0)), disputed=(0,)))
+    assert state.gpu_free == 1000
+    assert state.choose(ask(gpus=1)) == (GpuGrant(1, 1000, 81920),)
+    second = Charge(0, 0, (GpuGrant(0, 1000, 81920),))
+    state.give(second)
+    assert state.gpu_free == 1000
+    state.take(second)
+    assert state.gpu_free == 1000
