@@ -13,8 +13,9 @@ def chaos(rounds: int, seed: int, only: str, keep: Path | None, as_json: bool) -
     from bench.chaos.faults import FAULTS
     from bench.chaos.run import run
 
-    if only and only not in FAULTS:
-        raise CommandError(f"no fault {only!r}; there are: {', '.join(sorted(FAULTS))}")
+    unknown = [name for name in only.split(" + ") if name and name not in FAULTS]
+    if unknown:
+        raise CommandError(f"no fault {unknown[0]!r}; there are: {', '.join(sorted(FAULTS))}")
     result = asyncio.run(run(rounds, seed, only=only, keep=keep, report=note))
     if as_json:
         show(result)

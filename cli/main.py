@@ -208,7 +208,7 @@ def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json =
 def chaos(
     rounds: int = 5,
     seed: int = 1,
-    only: Annotated[str, typer.Option(help="One fault, by its name, in every round.")] = "",
+    only: Annotated[str, typer.Option(help="Faults of every round by name, joined by ' + '.")] = "",
     keep: Annotated[Path | None, typer.Option(help="Where the logs of parts and services stay.")] = None,
     as_json: Json = False,
 ) -> None:

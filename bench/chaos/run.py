@@ -54,7 +54,7 @@ class Round:
 
 
 async def run(rounds: int, seed: int, *, only: str = "", keep: Path | None = None, report: Report) -> dict[str, Any]:
-    """`only` names one fault for every round. Logs of services stay in `keep`."""
+    """`only` names the faults of every round, joined by " + ". Logs of services stay in `keep`."""
     with tempfile.TemporaryDirectory(prefix="drystone-chaos-") as scratch:
         directory = keep or Path(scratch)
         parts = ("etcd", "apiserver", "kafka", "redis", "controller-manager", "prometheus")
@@ -104,7 +104,7 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
             rng = random.Random(seed + n)
             ground.rng = rng
             ground.proxy.trouble.__init__()  # type: ignore[misc]
-            names = [only] if only else rng.sample(sorted(FAULTS), rng.choice((1, 1, 2)))
+            names = only.split(" + ") if only else rng.sample(sorted(FAULTS), rng.choice((1, 1, 2)))
             stream = Stream(load.kube, ground.info.kafka_bootstrap, nodes, rng)
             found = await _round(ground, load, stream, kubelets, seed + n, names)
             found.problems += sorted(twice) + [f"refused by kubelet: {r}" for r in kubelets.refusals]
