@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,7 +21,7 @@ from libs.bus.port import Bus, BusUnavailable, FullReader, GroupReader, Incoming
 from libs.host.parts import Parts
 from libs.kube.port import Answer, Kube, WatchBroken
 from libs.runtime.clock import Clock
-from libs.store.port import Ledger, LedgerUnavailable
+from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,8 @@ class Pauses:
 
         async def arrive() -> None:
             await arrives.wait()
-            await effect()
+            with suppress(StaleGeneration):  # refused, and nobody is there to hear it
+                await effect()
 
         # It is the network's by now: the end of the process that sent it does not call it back.
         task = asyncio.create_task(arrive(), name="a late request", context=Context())
@@ -213,8 +215,11 @@ class _PausedLedger:
 
         async def call(*args: Any, **named: Any) -> Any:
             act, about = f"ledger {name}", repr(args)
-            if (await self._pauses.at(Point(self._actor, act, about, True))).lost:
-                raise LedgerUnavailable("lost on its way there")
+            way = await self._pauses.at(Point(self._actor, act, about, True))
+            if way.arrives is not None:
+                self._pauses.later(way.arrives, lambda: method(*args, **named))
+            if way.lost or way.arrives is not None:
+                raise LedgerUnavailable("no answer in time")
             answer = await method(*args, **named)
             done = Point(self._actor, act, about, False)
             self._pauses.after(done, answer)
