@@ -29,6 +29,7 @@ from libs.bus.entry import in_words
 from libs.bus.port import Incoming, Rebalanced
 from libs.bus.settings import KafkaSettings
 from libs.runtime.backoff import Backoff
+from libs.runtime.tasks import still_wanted
 
 log = structlog.get_logger()
 
@@ -92,6 +93,7 @@ class Reader:
                     metrics.FAULTY.labels(record.topic).inc()
         await self._after_poll(found)
         await self._watch_over()
+        still_wanted()
         return found
 
     @property

@@ -56,6 +56,15 @@ def waits_at(task: asyncio.Task[Any]) -> list[FrameType]:
     return frames
 
 
+def still_wanted() -> None:
+    """Raise the cancellation of the running task that was lost in what it awaited. Libraries under us await their own
+    cancelled tasks and take our cancellation for theirs; a task that was asked to end would go on for ever, and a
+    deposed leader would lead on. Called where we return from such a library."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def supervised(
     make: Callable[[], Awaitable[object]],
     name: str,

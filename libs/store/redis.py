@@ -21,6 +21,7 @@ from libs.domain.nodes import Node
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.queues import Queue
 from libs.domain.usage import NodeUse, QueueUse
+from libs.runtime.tasks import still_wanted
 from libs.store.library import LAYOUT, library, outdated
 from libs.store.port import (
     Committed,
@@ -209,7 +210,9 @@ class RedisLedger:
     async def _call(self, function: str, *args: Any) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._client.fcall(f"{self._name}_{function}", 1, self._prefix, *args)
+                answer = await self._client.fcall(f"{self._name}_{function}", 1, self._prefix, *args)
+                still_wanted()
+                return answer
         except ResponseError as fault:
             raise self._told(fault) from fault
         except (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as fault:

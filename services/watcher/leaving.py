@@ -7,6 +7,8 @@ import inspect
 
 import structlog
 
+from libs.runtime.tasks import still_wanted
+
 log = structlog.get_logger()
 
 
@@ -22,3 +24,4 @@ async def leave(reader: object, within_s: float = 3.0) -> None:
                 await done
     except TimeoutError:
         log.warning("a reader did not close in time")
+    still_wanted()

@@ -8,7 +8,7 @@ import pytest
 from libs.runtime.backoff import Backoff
 from libs.runtime.merge import MergeQueue, Put
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import EndedTask, ended, never_ends, run_until, supervised, waits_at
+from libs.runtime.tasks import EndedTask, ended, never_ends, run_until, still_wanted, supervised, waits_at
 
 
 async def _for_ever() -> None:
@@ -149,3 +149,27 @@ async def test_a_task_tells_where_it_stands_down_to_what_it_awaits() -> None:
     await asyncio.sleep(0)
     assert [frame.f_code.co_name for frame in waits_at(task)][:3] == ["outer", "inner", "wait"]
     await ended([task])
+
+
+async def test_a_cancellation_that_a_library_took_for_its_own_ends_the_task_at_the_next_call() -> None:
+    went_on = False
+
+    async def library() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return
+
+    async def leads() -> None:
+        nonlocal went_on
+        await library()
+        still_wanted()
+        went_on = True
+
+    task = asyncio.create_task(leads())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert not went_on
+    still_wanted()  # nobody cancelled us
