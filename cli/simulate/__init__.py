@@ -7,6 +7,7 @@ import typer
 from cli.simulate.bound import bound
 from cli.simulate.pack import pack
 from cli.simulate.queue import queue
+from cli.simulate.story import story
 from cli.simulate.table import table
 
 simulate_app = typer.Typer(help="Policies on your own lists, in virtual time; needs no cluster.", no_args_is_help=True)
@@ -19,5 +20,6 @@ def simulate() -> None:
 
 simulate_app.command("pack")(pack)
 simulate_app.command("queue")(queue)
+simulate_app.command("story")(story)
 simulate_app.command("table")(table)
 simulate_app.command("bound")(bound)

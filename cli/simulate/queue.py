@@ -26,6 +26,9 @@ def queue(
     fence: Annotated[str, typer.Option(help="Nodes per tenant: a=16,b=8; pooled, their guaranteed shares.")] = "",
     restart_s: Annotated[float, typer.Option(help="Seconds that a restart after an eviction costs.", min=0)] = 60.0,
     checkpoint_s: Annotated[float, typer.Option(help="Seconds of run between checkpoints.", min=0)] = 1800.0,
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="Drystone's order with each parameter halved and doubled, and others.")
+    ] = False,
     processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report with plots here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
@@ -33,6 +36,7 @@ def queue(
     """Jobs of a trace arrive, wait, run, are evicted and end, in virtual time."""
     from libs.sim.errors import SimulationError
     from libs.sim.queue.figures import figures
+    from libs.sim.queue.frontier import frontier as spread
     from libs.sim.queue.loop import Costs
     from libs.sim.queue.study import Setup, parse_fence
     from libs.sim.queue.trace import read_jobs
@@ -46,6 +50,8 @@ def queue(
         setups = [
             Setup(nodes, gpus_per_node, name.strip(), costs, tenants == "fenced", shares) for name in policy.split(",")
         ]
+        if frontier:
+            setups = spread(setups[0])
         results = _run(setups, trace, processes)
     except SimulationError as error:
         raise CommandError(str(error)) from None

@@ -5,9 +5,10 @@ Run times are never known. Four rules, each with a bound that holds on any workl
 - **Levels.** Who has had less service goes first, in a few levels, each a factor above the one before; first come,
   first served within one. Only a job two levels up yields: it has had at least `factor` times the service, and by the
   falling hazard of training jobs has about as much more to go.
-- **Budgets.** Evictions of this kind never exceed `per_job` for each job that came, and stop when all evictions together
-  have cost more than `lost` of the GPU time worked. A claim waits `patience`, so that room that comes free by itself is
-  not taken by force; it is served by one victim, the smallest that will do, just after a checkpoint (`window`).
+- **Budgets.** Evictions of this kind never exceed `per_job` for each job that came, and stop when all evictions
+  together have cost more than `lost` of the GPU time worked. A claim waits `patience`, so that room that comes free by
+  itself is not taken by force; it is served by one victim, the smallest that will do, just after a checkpoint
+  (`window`).
 - **Overdue.** Who has waited `overdue` in all goes first from then on, by arrival, may evict anybody who is not
   overdue, and is not evicted. With demand above capacity nobody can promise that to all, and order of arrival is the
   worst for the mean: overdue jobs then have at most `reserve` / demand of the cluster, demand counted in clusters, and

@@ -25,13 +25,15 @@ def _first(mask: int) -> int:
 
 
 class Cluster:
-    """`size` nodes of `width` GPUs. Node numbers are 0..size-1; a set of nodes is the bit mask of its numbers."""
+    """`size` nodes of `width` GPUs. Node numbers are 0..size-1; a set of nodes is the bit mask of its numbers. With
+    `spread` an item goes to the emptiest node instead, as Kubernetes' default does."""
 
-    def __init__(self, size: int, width: int) -> None:
+    def __init__(self, size: int, width: int, spread: bool = False) -> None:
         if size < 1 or width < 1:
             raise ValueError(f"a cluster needs nodes and GPUs, not {size} x {width}")
         self.size = size
         self.width = width
+        self._gaps = [range(least, width + 1)[:: -1 if spread else 1] for least in range(width + 1)]
         self.free = [width] * size  # wholly idle GPUs per node
         self.all = (1 << size) - 1
         self.by_free = [0] * width + [self.all]  # nodes by number of wholly idle GPUs
@@ -57,7 +59,7 @@ class Cluster:
         if gpus > self.idle:
             return None
         if gpus <= self.width:
-            for free in range(gpus, self.width + 1):
+            for free in self._gaps[gpus]:
                 mask = self.by_free[free] & ~barred
                 if mask:
                     return ((_first(mask), gpus),)
@@ -83,7 +85,7 @@ class Cluster:
                 best = (free, node, device)
         if best is not None:
             return ((best[1], 0, best[2], milli),)
-        for free in range(1, self.width + 1):
+        for free in self._gaps[1]:
             mask = self.by_free[free] & ~barred
             if mask:
                 node = _first(mask)

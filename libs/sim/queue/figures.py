@@ -79,31 +79,33 @@ def waits(outcomes: Iterable[Outcome]) -> dict[str, float]:
 
 
 def figures(result: Result, tenants: bool = True) -> dict[str, Any]:
-    """What `simulate queue` prints. Utilisation is GPUs held: over the time in which jobs arrive (`utilisation_pct`),
-    and over the time in which some job waits (`busy_`); `useful_` leaves out what was done again or went into
-    restarts. `gpu_time_lost_pct`: share of the GPU time held that evictions cost."""
+    """What `simulate queue` prints. Utilisation is GPUs held, as far as they were asked for: over the time in which
+    jobs arrive (`utilisation_pct`), over the time in which some job waits (`busy_`), and that as a share of
+    min(offered load, 1). `gpu_time_lost_pct`: share of the GPU time held that evictions cost."""
     outcomes = result.outcomes
     jct = np.asarray([o.end - o.job.submit for o in outcomes])
     gpus = np.asarray([o.job.milli / WHOLE for o in outcomes])
     held = float(np.dot(gpus, [o.held for o in outcomes]))
     lost = float(np.dot(gpus, [o.lost for o in outcomes]))
-    work = float(np.dot(gpus, [o.job.duration for o in outcomes]))
+    work = sum((o.job.useful or o.job.milli) / WHOLE * o.job.duration for o in outcomes)
     first, last = outcomes[0].job.submit, outcomes[-1].job.submit
     end = max(o.end for o in outcomes)
     window = (first, last) if last > first else (first, end)
     evictions = sum(o.evictions for o in outcomes)
     span = waiting_span(result.steps)
+    load = _share(work, result.gpus, window)
     answer: dict[str, Any] = {
         "policy": result.policy,
         "jobs": len(outcomes),
         "gpus": result.gpus,
-        "offered_load": round(_share(work, result.gpus, window), 4),
+        "offered_load": round(load, 4),
         **waits(outcomes),
         "mean_jct_s": round(float(jct.mean()), 1),
         "p99_jct_s": round(float(np.percentile(jct, 99)), 1),
         "makespan_s": round(end - first, 1),
         "utilisation_pct": round(100 * _used(result, window), 2),
         "busy_utilisation_pct": round(100 * _used(result, span), 2) if span else None,
+        "busy_utilisation_of_load_pct": round(100 * _used(result, span) / min(load, 1.0), 2) if span else None,
         "busy_s": round(span[1] - span[0], 1) if span else 0.0,
         "evictions": evictions,
         "evictions_per_job": round(evictions / len(outcomes), 4),

@@ -97,6 +97,7 @@ class QueueLoop:
         self._items: list[Item] = []
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._waiting = 0
+        self._useful = 0  # milli GPUs
         self._ends: list[tuple[float, int, int]] = []  # (time, key, evictions at the start)
         self._turns: list[tuple[float, int, int]] = []  # (time, key, evictions when it was set)
         self._look = NEVER
@@ -162,7 +163,7 @@ class QueueLoop:
 
     def _note(self) -> None:
         steps = self.history.steps
-        step = (self.now, self.cluster.used_milli / WHOLE, self._waiting)
+        step = (self.now, self._useful / WHOLE, self._waiting)
         if steps and steps[-1][0] == self.now:
             steps[-1] = step
         elif not steps or steps[-1][1:] != step[1:]:
@@ -196,6 +197,7 @@ class QueueLoop:
         now = self.now
         key = item.key
         self.cluster.take(run.parts)
+        self._useful += self.jobs[key].useful or run.milli
         self.runs[key] = run
         for part in run.parts:
             self.by_node[part[0]][key] = run
@@ -214,6 +216,7 @@ class QueueLoop:
     def _leave(self, key: int) -> Run:
         run = self.runs.pop(key)
         self.cluster.give(run.parts)
+        self._useful -= self.jobs[key].useful or run.milli
         for part in run.parts:
             self.by_node[part[0]].pop(key, None)
         self.history.outcomes[key].held += self.now - run.item.since
@@ -289,8 +292,9 @@ class QueueLoop:
         now = self.now
         order = self.order
         offered: list[dict[int, Run]] | None = None
-        for _, _, _, lane in sorted(self._heads(lanes), key=lambda head: head[:3]):
-            while (item := lane.head()) is not None:
+        vain: set[tuple[int, int]] = set()  # asks for which a better placed item found nobody
+        for front, _, _, lane in sorted(self._heads(lanes), key=lambda head: head[:3]):
+            while (lane.milli, front) not in vain and (item := lane.head()) is not None:
                 at = order.claims_from(item, now)
                 if at > now:
                     self._look = min(self._look, at)
@@ -299,9 +303,8 @@ class QueueLoop:
                     offered = self._offers()
                 victims = choose(self.cluster, offered, self.by_node, lane.milli, item, order, now)
                 if victims is None:
-                    if self._look > now + LOOK:
-                        ripe = min((order.ripens(run.item, item, now) for run in self.runs.values()), default=NEVER)
-                        self._look = min(self._look, max(ripe, now + LOOK))
+                    vain.add((lane.milli, front))
+                    self._look = min(self._look, self._ripe(item))
                     break
                 for run in victims:
                     self._evict(run)
@@ -312,12 +315,25 @@ class QueueLoop:
                     raise AssertionError("an eviction was in vain")
                 self._start(item, Run(item, parts, lane.milli))
 
+    def _ripe(self, to: Item) -> float:
+        """When somebody may next turn out to yield to the item."""
+        soonest = self.now + LOOK
+        if self._look <= soonest:
+            return self._look
+        ripe = NEVER
+        for run in self.runs.values():
+            if run.milli >= WHOLE:
+                ripe = min(ripe, self.order.ripens(run.item, to, self.now))
+                if ripe <= soonest:
+                    return soonest
+        return ripe
+
     def _offers(self) -> list[dict[int, Run]]:
-        """Who may be evicted for anybody, by node."""
+        """Who may be evicted for anybody, by node. A share of a GPU is not worth an eviction."""
         offers = self.order.offers
         offered: list[dict[int, Run]] = [{} for _ in self.by_node]
         for key, run in self.runs.items():
-            if offers(run.item, self.now):
+            if run.milli >= WHOLE and offers(run.item, self.now):
                 run.cost = self.order.price(run.item, self._loss(run.item)[0] * run.item.gpus, self.now)
                 for part in run.parts:
                     offered[part[0]][key] = run

@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from libs.engine.order import ORDERS, Order, Parameters, Scene
 from libs.sim.errors import SimulationError
-from libs.sim.queue.cluster import Cluster
+from libs.sim.queue.cluster import WHOLE, Cluster
 from libs.sim.queue.figures import Result
 from libs.sim.queue.loop import Costs, QueueLoop
 from libs.sim.queue.trace import TraceJob
@@ -23,7 +23,8 @@ Done = Callable[[int], None]
 @dataclass(frozen=True, slots=True)
 class Setup:
     """`fence`: nodes per tenant. With `fenced` each tenant has only those; otherwise all share one pool, and a policy
-    that knows shares guarantees them. `label` names the run in tables. `parameters` are of Drystone's own order."""
+    that knows shares guarantees them. `label` names the run in tables. `parameters` are of Drystone's own order.
+    `whole`: who asks for a share of a GPU takes all of it. `spread`: to the emptiest node, not the smallest gap."""
 
     nodes: int
     gpus_per_node: int
@@ -33,6 +34,8 @@ class Setup:
     fence: tuple[tuple[str, int], ...] = ()
     parameters: Parameters = field(default_factory=Parameters)
     label: str = ""
+    whole: bool = False
+    spread: bool = False
 
 
 def parse_fence(text: str) -> tuple[tuple[str, int], ...]:
@@ -66,13 +69,17 @@ def simulate(setup: Setup, jobs: Sequence[TraceJob], done: Done | None = None) -
     started = time.perf_counter()
     histories = []
     ended = 0
-    for nodes, members in _clusters(setup, jobs):
+    for nodes, members in _clusters(setup, _whole(jobs) if setup.whole else jobs):
         if not members:
             continue
-        loop = QueueLoop(Cluster(nodes, setup.gpus_per_node), _order(setup, nodes), setup.costs, members)
+        loop = QueueLoop(Cluster(nodes, setup.gpus_per_node, setup.spread), _order(setup, nodes), setup.costs, members)
         histories.append(loop.run(None if done is None else partial(_tell, done, ended)))
         ended += len(members)
     return Result.of(setup.label or setup.policy, histories, time.perf_counter() - started)
+
+
+def _whole(jobs: Sequence[TraceJob]) -> Sequence[TraceJob]:
+    return [job if job.milli >= WHOLE else replace(job, milli=WHOLE, useful=job.milli) for job in jobs]
 
 
 def _order(setup: Setup, nodes: int) -> Order:

@@ -18,7 +18,8 @@ COLUMNS = ("submit_s", "duration_s", "num_gpus")
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """`milli`: GPUs asked for, in thousandths; below 1000 a share of one GPU. Seconds from the trace's start."""
+    """`milli`: GPUs asked for, in thousandths; below 1000 a share of one GPU. `useful`: what of that counts as used
+    (0: all), where a whole GPU is taken for less. Seconds from the trace's start."""
 
     id: str
     tenant: str
@@ -26,6 +27,7 @@ class TraceJob:
     duration: float
     milli: int
     priority: int = 0
+    useful: int = 0
 
 
 def read_jobs(path: Path) -> list[TraceJob]:

@@ -38,7 +38,7 @@ def choose(
         key = run.item.key
         answer = allowed.get(key)
         if answer is None:
-            answer = allowed[key] = run.milli >= WHOLE and order.yields(run.item, to, now)
+            answer = allowed[key] = order.yields(run.item, to, now)
         return answer
 
     if gpus > cluster.width:
