@@ -85,11 +85,12 @@ class Stream:
         gpus = self._rng.choice((1, 1, 1, 2, 4)) if size == 1 else 1
         labels = {keys.PRIORITY_LABEL: self._rng.choice(("low", "normal", "normal", "high"))}
         names = [f"{name}-{n}" for n in range(size)]
-        self._gangs[name] = names
         for each in names:
             pod = pod_object(each, gpus=gpus, annotations=notes, labels=labels, namespace=NAMESPACE)
             await self._surely("POST", writes.pods_path(NAMESPACE), json.dumps(pod).encode())
             self.told.pods.add(each)
+        # Only now may it be deleted: a gang that was deleted while it was being made would wait for the rest for ever.
+        self._gangs[name] = names
 
     async def _job(self, name: str) -> None:
         role = {
