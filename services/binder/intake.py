@@ -7,16 +7,16 @@ nodes would refuse everything, one that knows old nodes would bind to cordoned o
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Sequence
 
 import msgspec
 import structlog
 
-from libs.bus.port import Bus, Incoming, Outgoing
+from libs.bus.letters import dead_letter
+from libs.bus.port import Bus, Incoming
 from libs.bus.positions import InHand, Positions
-from libs.contracts.events import DeadLetter, EventType, NodeFact, PlansBatch
-from libs.contracts.topics import CLUSTER, DEAD_LETTERS, PLANS
+from libs.contracts.events import NodeFact, PlansBatch
+from libs.contracts.topics import CLUSTER, PLANS
 from libs.domain.plans import Plan
 from services.binder.applier import Applier
 from services.binder.emit import Emitter
@@ -26,7 +26,6 @@ log = structlog.get_logger()
 
 GROUP = "drystone-binder"
 _NODE = "node/"
-_MOST_QUOTED = 64 * 1024
 #: How long plans wait for facts that were not read yet. Readers of facts are let wait for 100 ms by the broker.
 _BEHIND_S = 0.5
 
@@ -129,18 +128,3 @@ class Intake:
     def _rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
         log.info("partitions", gained=sorted(p for _, p in gained), lost=sorted(p for _, p in lost))
         self._positions.forget(lost)
-
-
-def dead_letter(record: Incoming, reason: str) -> Outgoing:
-    value = record.value or b""
-    letter = DeadLetter(
-        reason=reason[:1000],
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        key=record.key,
-        id=record.id,
-        value=base64.b64encode(value[:_MOST_QUOTED]).decode(),
-        truncated=len(value) > _MOST_QUOTED,
-    )
-    return Outgoing(DEAD_LETTERS.name, record.key, msgspec.json.encode(letter), EventType.DEAD_LETTER)

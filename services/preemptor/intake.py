@@ -8,17 +8,17 @@ hand is bounded.
 from __future__ import annotations
 
 import asyncio
-import base64
 import random
 from collections.abc import Sequence
 
 import msgspec
 import structlog
 
-from libs.bus.port import Bus, Incoming, Outgoing
+from libs.bus.letters import dead_letter
+from libs.bus.port import Bus, Incoming
 from libs.bus.positions import InHand, Positions
-from libs.contracts.events import DeadLetter, EventType, EvictionsBatch, PdbFact
-from libs.contracts.topics import CLUSTER, DEAD_LETTERS, EVICTIONS
+from libs.contracts.events import EvictionsBatch, PdbFact
+from libs.contracts.topics import CLUSTER, EVICTIONS
 from libs.domain.plans import EvictionPlan
 from libs.runtime.clock import Clock
 from services.preemptor import metrics
@@ -31,7 +31,6 @@ log = structlog.get_logger()
 
 GROUP = "drystone-preemptor"
 _PDB = "pdb/"
-_MOST_QUOTED = 64 * 1024
 
 _pdb_decoder = msgspec.json.Decoder(PdbFact)
 _plans_decoder = msgspec.json.Decoder(EvictionsBatch)
@@ -149,18 +148,3 @@ class Intake:
     def _rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
         log.info("partitions", gained=sorted(p for _, p in gained), lost=sorted(p for _, p in lost))
         self._positions.forget(lost)
-
-
-def dead_letter(record: Incoming, reason: str) -> Outgoing:
-    value = record.value or b""
-    letter = DeadLetter(
-        reason=reason[:1000],
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        key=record.key,
-        id=record.id,
-        value=base64.b64encode(value[:_MOST_QUOTED]).decode(),
-        truncated=len(value) > _MOST_QUOTED,
-    )
-    return Outgoing(DEAD_LETTERS.name, record.key, msgspec.json.encode(letter), EventType.DEAD_LETTER)

@@ -7,14 +7,14 @@ else is raised.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 
 import msgspec
 import structlog
 
+from libs.bus.letters import dead_letter
 from libs.bus.port import Bus, BusUnavailable, Incoming, Outgoing
-from libs.contracts.events import DeadLetter, EventType, JobChanged, JobStatus
+from libs.contracts.events import EventType, JobChanged, JobStatus
 from libs.contracts.submission import (
     CancelJob,
     Rejected,
@@ -24,7 +24,7 @@ from libs.contracts.submission import (
     parse_cancel,
     parse_submit,
 )
-from libs.contracts.topics import DEAD_LETTERS, STATUS, TASKS
+from libs.contracts.topics import STATUS, TASKS
 from libs.domain.jobs import Phase, partition_of
 from libs.kube import trainingjobs, writes
 from libs.kube.grouping import NOTHING_KNOWN, Known
@@ -39,7 +39,6 @@ from services.watcher.settings import WatcherSettings
 
 log = structlog.get_logger()
 
-_MOST_QUOTED = 64 * 1024
 _encode = msgspec.json.encode
 
 
@@ -204,7 +203,9 @@ class JobEvents:
             external, "", tenant.name, "", Phase.REJECTED, reason=reason, message=str(rejected)[:1000],
             cause=record.id,
         )  # fmt: skip
-        await self._publisher.publish([dead_letter(record, rejected), self._status(record, status)])
+        await self._publisher.publish(
+            [dead_letter(record, str(rejected), id=rejected.id), self._status(record, status)]
+        )
         metrics.INTAKE.labels(tenant.name, "dead-letter").inc()
 
     def _status(self, record: Incoming, status: JobStatus) -> Outgoing:
@@ -232,18 +233,3 @@ def permanent(answer: Answer) -> bool:
 def _absent(answer: Answer) -> bool:
     """Whether the object, or its namespace, is not there; a path that the server does not know says nothing."""
     return classify(answer) is Outcome.GONE and status_of(answer).reason == "NotFound"
-
-
-def dead_letter(record: Incoming, rejected: Rejected) -> Outgoing:
-    value = record.value or b""
-    letter = DeadLetter(
-        reason=str(rejected)[:1000],
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        key=record.key[:1000],
-        id=rejected.id or record.id,
-        value=base64.b64encode(value[:_MOST_QUOTED]).decode(),
-        truncated=len(value) > _MOST_QUOTED,
-    )
-    return Outgoing(DEAD_LETTERS.name, record.key, _encode(letter), EventType.DEAD_LETTER)
