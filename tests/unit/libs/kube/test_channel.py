@@ -147,3 +147,25 @@ async def test_nobody_there_means_that_nothing_was_sent() -> None:
     with pytest.raises(NotSent):
         await closed.request(REQUEST, idempotent=True)
     await closed.close()
+
+
+async def test_a_connection_that_nobody_waits_for_any_more_serves_the_next_request() -> None:
+    opened = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        while True:
+            await asked(reader)
+            writer.write(OK)
+
+    async with server(serve) as channels:
+        hurried = asyncio.create_task(channels.request(REQUEST, idempotent=False))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        hurried.cancel()
+        await asyncio.wait({hurried})
+        await asyncio.sleep(0.05)
+        assert (await channels.request(REQUEST, idempotent=False)).status == 200
+    assert hurried.cancelled()
+    assert opened == 1
