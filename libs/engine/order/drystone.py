@@ -27,6 +27,8 @@ from libs.engine.order.base import NEVER, Item, Order, Rank
 HOUR = 3600.0
 DAY = 24 * HOUR
 STEPS = 12
+#: Of those who would be overdue, so many are looked at for one that the room suffices for.
+LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Drystone(Order):
             return
         room = self._room()
         still: list[tuple[float, int]] = []
-        for submitted, key in self._late:
+        for submitted, key in self._late[:LOOKED_AT]:
             item = self._present.get(key)
             if item is None or key in self._overdue:
                 continue
@@ -119,7 +121,7 @@ class Drystone(Order):
             self._overdue_gpus += item.gpus
             if key != asked:
                 self._moved.append(key)
-        self._late = still
+        self._late[:LOOKED_AT] = still
 
     def _demote(self, now: float) -> None:
         """Demand grew, the room for overdue jobs shrank."""
