@@ -137,6 +137,7 @@ class Placement:
                     start(self._gauge(), "gauges"),
                 ]
                 passes = start(self._cycle.run(), "passes")
+                deciders.append(passes)  # one that outlasts its phase must not hold up the end
                 await stop.wait()
                 self._stopping = True
                 for reader in readers:
