@@ -34,7 +34,7 @@ class Attained(Order):
         return now
 
     def offers(self, victim: Item, now: float) -> bool:
-        return now - victim.since >= self.protect
+        return now - victim.begins >= self.protect
 
     def yields(self, victim: Item, to: Item, now: float) -> bool:
         if victim.priority != to.priority:
@@ -42,7 +42,7 @@ class Attained(Order):
         return self.level(victim, now) > self.level(to, now)
 
     def ripens(self, victim: Item, to: Item, now: float) -> float:
-        until = victim.since + self.protect
+        until = victim.begins + self.protect
         level = self.level(to, now)
         if victim.priority < to.priority or self.level(victim, now) > level:
             return until if until > now else NEVER
