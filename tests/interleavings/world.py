@@ -266,6 +266,22 @@ class World:
             await replica.ready()
         return replica
 
+    async def restart(self, actor: str, *, killed: bool) -> None:
+        """The replica ends, one way or the other, and another takes its place under a new name."""
+        (old,) = [r for r in self.replicas if r.actor == actor]
+        if killed:
+            await old.kill()
+        else:
+            await self.stops(old)
+        service, _, number = actor.partition("-")
+        await self.start(service, f"-{number or 0}-again", wait=False)
+
+    async def stops(self, replica: Running, within_s: float = 60.0) -> None:
+        stopping = asyncio.create_task(replica.stop())
+        await asyncio.wait({stopping}, timeout=within_s)
+        law(stopping.done(), f"{replica.actor} stops within {within_s:g} s of being told to")
+        stopping.result()
+
     async def spine(self, *services: str, **settings: Any) -> list[Running]:
         """The watcher first, then the others: one replica each."""
         return [await self.start(s) for s in ("watcher", *(services or ("placement", "binder", "preemptor")))]
