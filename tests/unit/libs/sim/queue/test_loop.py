@@ -67,7 +67,7 @@ def test_an_eviction_costs_the_work_since_the_checkpoint_and_a_restart() -> None
 
 def test_a_job_evicted_while_it_restarts_loses_no_more_than_the_restart() -> None:
     jobs = [job("long", 0, 5_000, 8), job("one", 2_000, 100, 8), job("two", 2_130, 100, 8)]
-    history = play(jobs, Attained((3600.0,), protect=0), costs=Costs(60, 1000))
+    history = play(jobs, ShortestRemaining(), costs=Costs(60, 1000))
     long = history.outcomes[0]
     assert long.evictions == 2
     assert long.lost == pytest.approx(30 + 60)  # half a restart, and a whole one; checkpoint just before
