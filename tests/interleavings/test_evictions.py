@@ -160,7 +160,7 @@ async def test_19_four_victims_of_whom_a_budget_allows_two(world: World) -> None
     world.budget("web", least=2)
     await world.rest(1.0)
     world.pod("urgent", 4, priority="high")
-    await world.rest(20.0)
+    await world.rest(10.0)
     law(len(world.bound()) == 4, f"nobody dies in vain: {world.bound()}")
 
 

@@ -156,7 +156,7 @@ async def test_02_a_cancel_overtakes_the_creation_of_the_jobs_pods(world: World)
     world.delete_job("train")
     await world.rest(1.0)
     creating.go()
-    await world.rest(60.0)
+    await world.rest(15.0)
     law(world.pods() == [], "a cancelled job has no pods in the end")
     await world.nothing_left()
 
@@ -215,7 +215,7 @@ async def test_04_redis_is_emptied_while_a_binding_is_in_flight_that_the_list_do
     await world.until_asked(begun, "the ledger is rebuilt", 60.0)
     await world.rest(3.0)
     sent.go()  # within the longest time that a write may take
-    await world.rest(30.0)
+    await world.rest(10.0)
 
 
 @incident(generation=lua(("if plan.generation ~= u.gen then return 'generation' end", "")))

@@ -224,6 +224,7 @@ class World:
         self.limits: dict[str, int] = {}
         #: A foreign writer has raced us inside W: kubelet refuses somebody.
         self.raced = False
+        self._listed: tuple[int, list[PodView]] = (-1, [])
         self._kubelets_stopped = False
         self._statuses: list[JobStatus] = []
 
@@ -367,7 +368,11 @@ class World:
         )
 
     def pods(self) -> list[PodView]:
-        return [parse_pod(ENCODE(item)) for item in self._ask("GET", writes.pods_path())["items"]]
+        version = self.cluster.store.version
+        if version != self._listed[0]:
+            items = self._ask("GET", writes.pods_path())["items"]
+            self._listed = version, [parse_pod(ENCODE(item)) for item in items]
+        return self._listed[1]
 
     def read(self, name: str) -> PodView | None:
         return next((p for p in self.pods() if p.name == name), None)
