@@ -36,6 +36,7 @@ from libs.bus.envelope import Writer
 from libs.bus.port import BusUnavailable, Outgoing
 from libs.bus.settings import KafkaSettings
 from libs.runtime.backoff import Backoff
+from libs.runtime.tasks import at_most
 
 log = structlog.get_logger()
 
@@ -306,11 +307,6 @@ class KafkaPublisher:
         """Close a producer that may hang: its flush waits for batches that will never be acknowledged."""
         if producer is None:
             return
-        with contextlib.suppress(TimeoutError, KafkaError):
-            async with asyncio.timeout(1.0):
-                await producer.stop()
-                return
-        with contextlib.suppress(TimeoutError, KafkaError):
-            async with asyncio.timeout(1.0):
-                await producer._sender.close()
-                await producer.client.close()
+        if not await at_most(producer.stop(), 1.0, "producer stop"):
+            await at_most(producer._sender.close(), 0.5, "producer sender close")
+            await at_most(producer.client.close(), 0.5, "producer client close")

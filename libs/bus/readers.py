@@ -29,7 +29,7 @@ from libs.bus.entry import in_words
 from libs.bus.port import Incoming, Rebalanced
 from libs.bus.settings import KafkaSettings
 from libs.runtime.backoff import Backoff
-from libs.runtime.tasks import still_wanted
+from libs.runtime.tasks import at_most, still_wanted
 
 log = structlog.get_logger()
 
@@ -458,10 +458,5 @@ async def _discard(consumer: Any) -> None:
     """Stop a consumer that may hang. Its group notices by itself, at the latest after the session time."""
     if consumer is None:
         return
-    with contextlib.suppress(TimeoutError, KafkaError):
-        async with asyncio.timeout(2.0):
-            await consumer.stop()
-            return
-    with contextlib.suppress(TimeoutError, KafkaError):
-        async with asyncio.timeout(0.5):
-            await consumer._client.close()
+    if not await at_most(consumer.stop(), 2.0, "consumer stop"):
+        await at_most(consumer._client.close(), 0.5, "consumer client close")

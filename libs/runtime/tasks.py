@@ -42,6 +42,19 @@ async def ended(tasks: Collection[asyncio.Task[Any]], *, again_s: float = 0.5) -
         await asyncio.wait(pending, timeout=again_s)
 
 
+async def at_most(work: Coroutine[Any, Any, object], seconds: float, name: str) -> bool:
+    """Do `work` in a task of its own and wait so long for it; whether it ended in time, with its fault swallowed. What
+    is late is cancelled and left alone: a library's `stop` may take the cancellation for its own task's and go on, so
+    a time limit around awaiting it is none."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
+    return bool(done)
+
+
 def waits_at(task: asyncio.Task[Any]) -> list[FrameType]:
     """Where a task stands, outermost frame first, down to what it awaits."""
     frames: list[FrameType] = []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 
 import structlog
 
-from libs.runtime.tasks import still_wanted
+from libs.runtime.tasks import at_most
 
 log = structlog.get_logger()
 
@@ -17,11 +16,6 @@ async def leave(reader: object, within_s: float = 3.0) -> None:
     way = getattr(reader, "leave", None) or getattr(reader, "close", None)
     if way is None:
         return
-    try:
-        async with asyncio.timeout(within_s):
-            done = way()
-            if inspect.isawaitable(done):
-                await done
-    except TimeoutError:
+    done = way()
+    if inspect.iscoroutine(done) and not await at_most(done, within_s, "reader close"):
         log.warning("a reader did not close in time")
-    still_wanted()

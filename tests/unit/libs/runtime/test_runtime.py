@@ -8,7 +8,7 @@ import pytest
 from libs.runtime.backoff import Backoff
 from libs.runtime.merge import MergeQueue, Put
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import EndedTask, ended, never_ends, run_until, still_wanted, supervised, waits_at
+from libs.runtime.tasks import EndedTask, at_most, ended, never_ends, run_until, still_wanted, supervised, waits_at
 
 
 async def _for_ever() -> None:
@@ -173,3 +173,21 @@ async def test_a_cancellation_that_a_library_took_for_its_own_ends_the_task_at_t
     assert task.cancelled()
     assert not went_on
     still_wanted()  # nobody cancelled us
+
+
+async def test_a_stop_that_takes_our_cancellation_for_its_own_tasks_holds_nobody_up() -> None:
+    async def stop() -> None:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    assert not await at_most(stop(), 0.01, "stop")
+
+    async def fails() -> None:
+        raise OSError("gone")
+
+    assert await at_most(fails(), 1.0, "stop"), "ended, whatever it said"
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        await ended([task], again_s=0.01)
