@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 from cli.errors import CommandError
@@ -16,6 +17,8 @@ def chaos(rounds: int, seed: int, only: str, keep: Path | None, as_json: bool) -
     unknown = [name for name in only.split(" + ") if name and name not in FAULTS]
     if unknown:
         raise CommandError(f"no fault {unknown[0]!r}; there are: {', '.join(sorted(FAULTS))}")
+    # Asked to end, it ends what it started: parts and services are processes of their own and would live on.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     result = asyncio.run(run(rounds, seed, only=only, keep=keep, report=note))
     if as_json:
         show(result)
