@@ -89,8 +89,9 @@ class Drystone(Order):
         return (-item.priority, self.level(item, now), item.submitted)
 
     def turns(self, item: Item, now: float) -> float:
+        # The same tolerance as in `rank`: a turn that rounding puts at this very moment would come for ever.
         left = self.parameters.overdue - item.waits(now)
-        return now + left if left > 0 else NEVER
+        return now + left if left > 1e-6 else NEVER
 
     def moved(self) -> list[int]:
         moved, self._moved = self._moved, []

@@ -91,3 +91,11 @@ def test_a_published_trace_with_few_evictions() -> None:
     assert table["p99_jct_s"] <= 1.05 * 4.98e6
     assert table["evictions_per_job"] <= 0.3
     assert table["gpu_time_lost_pct"] <= 2
+
+
+def test_a_turn_that_rounding_puts_at_this_very_moment_does_not_come_for_ever() -> None:
+    order = Drystone(16.0)
+    now = 1e6
+    item = Item(0, "a", 16.0, 0.0, now - order.parameters.overdue + 1e-9)
+    order.arrived(item, item.since)
+    assert order.turns(item, now) > now + 1.0
