@@ -89,13 +89,15 @@ def test_the_documents_example_is_valid_and_what_the_code_refuses_is_not() -> No
 def test_a_service_uses_the_topics_that_the_table_of_access_gives_it(service: str) -> None:
     """By what its modules import; the watcher's job topics come from its tenants."""
     package = ROOT / "services" / service.replace("-", "_")
-    named = {
-        alias.name
+    imports = [
+        node
         for file in package.glob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module == "libs.contracts.topics"
-        for alias in node.names
-    }
+        if isinstance(node, ast.ImportFrom)
+    ]
+    named = {alias.name for node in imports if node.module == "libs.contracts.topics" for alias in node.names}
+    if any(node.module == "libs.bus.letters" for node in imports):
+        named.add("DEAD_LETTERS")
     access = SERVICES[service]
     used = {topic.name for topic in (*access.reads, *access.writes)} - {topics.JOBS.name}
     assert {topic.name for name in named if isinstance(topic := getattr(topics, name), topics.Topic)} == used
