@@ -16,6 +16,7 @@ import msgspec
 from libs.domain import keys
 from libs.domain.nodes import Node
 from libs.kube import writes
+from libs.kube.grouping import job_key
 from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
@@ -122,9 +123,17 @@ class HonestKubelets:
             seconds = float(pod.annotations.get(SECONDS, "3"))
         except ValueError:
             seconds = 3.0
+        # A gang computes only as a whole: a member that waits for the others does not end.
+        while pod.gang_min > 1 and pod.uid in self.pods and not self._whole(pod):  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
         await asyncio.sleep(seconds)
         if pod.uid in self.pods and not self.pods[pod.uid].terminating:
             await self._status(pod, {"phase": "Succeeded"})
+
+    def _whole(self, pod: PodView) -> bool:
+        key = job_key(pod)
+        up = sum(1 for p in self.pods.values() if p.phase in ("Running", "Succeeded") and job_key(p) == key)
+        return up >= pod.gang_min
 
     async def _leave(self, pod: PodView) -> None:
         if pod.uid in self._busy:
