@@ -28,17 +28,16 @@ _LEAVE_S: Final = 0.2
 
 
 class HonestKubelets:
-    """`run()` until cancelled. `twice`: devices that two pods held at one moment, by what the pods themselves say."""
+    """`run()` until cancelled; it ends by itself where a kubelet is not let do its work. `pods` are those that exist, by
+    uid."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._admission = Admission()
         self._nodes: dict[str, Node] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._busy: set[str] = set()
         self.pods: dict[str, PodView] = {}
         self.refusals: list[Refused] = []
-        self.twice: set[str] = set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -89,12 +88,12 @@ class HonestKubelets:
     def _sync(self, pod: PodView) -> None:
         if not pod.node:
             if pod.terminating:
-                self._once(pod, self._leave(pod))
+                self._begin(pod, self._leave(pod))
             return
         if pod.ended:
             self._admission.release(pod.uid)
         if pod.terminating:
-            self._once(pod, self._leave(pod))
+            self._begin(pod, self._leave(pod))
         elif pod.phase == "Pending" and pod.uid not in self._admission:
             self._admit(pod)
 
@@ -105,17 +104,12 @@ class HonestKubelets:
         reason, message = self._admission.admit(node, pod.uid, pod.charge(node.gpus))
         if reason:
             self.refusals.append(Refused(f"{pod.namespace}/{pod.name}", pod.node, reason, message))
-            if "given out already" in message:
-                self.twice.add(message)
-            self._once(pod, self._status(pod, {"phase": "Failed", "reason": reason, "message": message}))
+            self._begin(pod, self._status(pod, {"phase": "Failed", "reason": reason, "message": message}))
             return
-        self._once(pod, self._live(pod))
+        self._begin(pod, self._live(pod))
 
-    def _once(self, pod: PodView, work: Coroutine[Any, Any, None]) -> None:
-        """One task a pod and kind of work; what fails for good is brought back by the next event or list."""
-        task = self._group.create_task(work, name=f"kubelet {pod.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _begin(self, pod: PodView, work: Coroutine[Any, Any, None]) -> None:
+        self._group.create_task(work, name=f"kubelet {pod.name}")
 
     async def _live(self, pod: PodView) -> None:
         await self._status(pod, {"phase": "Running"})
@@ -160,6 +154,7 @@ class HonestKubelets:
             if 400 <= answer.status < 500 and answer.status != 429:
                 raise RuntimeError(f"kubelet may not {method} {path}: {answer.status} {answer.body[:300]!r}")
             await asyncio.sleep(0.3)
+        raise RuntimeError(f"kubelet could not {method} {path}: {answer.status} {answer.body[:300]!r}")
 
 
 def held_twice(pods: list[PodView]) -> set[str]:

@@ -22,8 +22,9 @@ import yaml
 from bench.chaos.faults import FAULTS, SERVICES, Ground
 from bench.chaos.kubelet import HonestKubelets, held_twice
 from bench.chaos.load import NAMESPACE, Stream
-from bench.chaos.proxy import Proxy
+from bench.chaos.proxy import Proxy, Trouble
 from bench.pipeline import prepare
+from libs.domain.jobs import Phase
 from libs.host.laws import violations
 from libs.kube import trainingjobs
 from libs.kube.identity import from_kubeconfig
@@ -103,7 +104,7 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
         for n in range(rounds):
             rng = random.Random(seed + n)
             ground.rng = rng
-            ground.proxy.trouble.__init__()  # type: ignore[misc]
+            ground.proxy.trouble = Trouble()
             names = only.split(" + ") if only else rng.sample(sorted(FAULTS), rng.choice((1, 1, 2)))
             stream = Stream(load.kube, ground.info.kafka_bootstrap, nodes, rng)
             found = await _round(ground, load, stream, kubelets, seed + n, names)
@@ -197,6 +198,8 @@ async def _unfinished(load: Load, stream: Stream, kubelets: HonestKubelets) -> l
             left.append(f"job {id_} was accepted and has no object")
         elif view is not None and not view.ended:
             left.append(f"job {id_}: {view.status}")
+        elif view is not None and view.status.phase is Phase.FAILED:
+            left.append(f"job {id_} failed, and none of its programs did: {view.status}")
     return left
 
 

@@ -2,8 +2,8 @@
 
 A scheduler's cost is its requests to the API server, one a pod, so their client is lean: the C parser of `httptools`
 reads answers, a request is two joined byte strings, and nothing is made per request but a future. Guarantees: at most
-`limit` connections; a request is sent once (a GET once more where a kept connection turns out to be dead); whoever
-stops waiting closes the connection, so that an answer never reaches another request.
+`limit` requests at a time; a request is sent once (a GET once more where a kept connection turns out to be dead);
+whoever stops waiting closes the connection, so that an answer never reaches another request.
 """
 
 from __future__ import annotations
