@@ -28,8 +28,8 @@ _LEAVE_S: Final = 0.2
 
 
 class HonestKubelets:
-    """`run()` until cancelled; it ends by itself where a kubelet is not let do its work. `pods` are those that exist, by
-    uid."""
+    """`run()` until cancelled; it ends by itself where a kubelet is not let do its work. `pods` are those that exist,
+    by uid."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
