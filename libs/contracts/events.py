@@ -15,7 +15,7 @@ import msgspec
 from libs.domain.jobs import JobHead, Phase, Task
 from libs.domain.nodes import Node
 from libs.domain.plans import EvictionPlan, Plan
-from libs.domain.queues import Queue
+from libs.domain.queues import Queue, QueueHistory
 from libs.domain.resources import Charge
 from libs.domain.rules import HostPort, PodTerm
 from libs.domain.verdicts import Verdict
@@ -82,6 +82,11 @@ class PodFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="pod"):
     ports: tuple[HostPort, ...] = ()
     anti_affinity: tuple[PodTerm, ...] = ()
     claims: tuple[str, ...] = ()
+    #: As of `JobHead`.
+    preemptible: bool = True
+    expected_s: int = 0
+    checkpoint_s: int = 0
+    workload: str = ""
 
 
 class PriorityClassFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="priorityclass"):
@@ -110,6 +115,13 @@ class QueueFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="queue"):
     term: int = 0
 
 
+class HistoryFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="history"):
+    """What a queue used over time and whom of it was evicted; told now and then by the leader."""
+
+    history: QueueHistory
+    term: int = 0
+
+
 class NamespaceFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="namespace"):
     """Labels of a namespace: what namespace selectors of pod affinity select on."""
 
@@ -134,7 +146,9 @@ class AttachFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="attach"):
     term: int = 0
 
 
-ClusterFact = NodeFact | PodFact | PriorityClassFact | PdbFact | QueueFact | NamespaceFact | ClaimFact | AttachFact
+ClusterFact = (
+    NodeFact | PodFact | PriorityClassFact | PdbFact | QueueFact | HistoryFact | NamespaceFact | ClaimFact | AttachFact
+)
 
 
 def cluster_key(fact: ClusterFact) -> str:
@@ -150,6 +164,8 @@ def cluster_key(fact: ClusterFact) -> str:
             return f"pdb/{fact.namespace}/{fact.name}"
         case QueueFact():
             return "queue/" + fact.queue.path
+        case HistoryFact():
+            return "history/" + fact.history.path
         case NamespaceFact():
             return "namespace/" + fact.name
         case ClaimFact():

@@ -65,6 +65,14 @@ class JobHead(msgspec.Struct, frozen=True, omit_defaults=True):
     created: float = 0.0
     attempt: int = 0
     external_id: str = ""  # the id that another system gave
+    #: False: its tasks are evicted for nobody.
+    preemptible: bool = True
+    #: Seconds that a task will run, and between two of its checkpoints, as declared; 0: not said.
+    expected_s: int = 0
+    checkpoint_s: int = 0
+    #: What goes on when a pod is evicted and made again: "<kind>/<namespace>/<uid>" of the controlling owner of the
+    #: pods, else the job's key. Evictions are counted by it.
+    workload: str = ""
 
 
 class Phase(enum.StrEnum):

@@ -14,6 +14,9 @@ QUEUE: Final = "drystone.dev/queue"
 GPU_FRACTION: Final = "drystone.dev/gpu-fraction"  # "0.5": half of one device
 GPU_MEMORY: Final = "drystone.dev/gpu-memory"  # "8192" or "8Gi": MiB of one device
 GPU_MODELS: Final = "drystone.dev/gpu-models"  # "A100,H100": any of these
+PREEMPTIBLE: Final = "drystone.dev/preemptible"  # "false": never evicted
+EXPECTED: Final = "drystone.dev/expected-seconds"  # how long a task will run
+CHECKPOINT: Final = "drystone.dev/checkpoint-seconds"  # between two checkpoints
 PRIORITY_LABEL: Final = "priority"  # low | normal | high
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 

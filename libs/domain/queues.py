@@ -1,14 +1,35 @@
-"""A tenant's place in the tree of queues. Spine form: limits; shares and weights come on top."""
+"""A tenant's place in the tree of queues: its limit, what it deserves, and how it shares what is left."""
 
 from __future__ import annotations
 
 import msgspec
 
 
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Amounts of room: milli GPUs of any model, milli CPU, MiB, and milli GPUs by model. None: nothing is said."""
+
+    gpu_milli: int | None = None
+    cpu: int | None = None
+    mem: int | None = None
+    models: dict[str, int] = {}
+
+
+class Weights(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Parts in which siblings divide what is over when everyone has what it deserves. 0 takes no part in that."""
+
+    gpu: int = 1
+    cpu: int = 1
+    mem: int = 1
+    models: dict[str, int] = {}
+
+
 class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     """`path` is the queue's name preceded by its ancestors, "research/vision". A limit of None means none.
 
-    `gpu_milli`, `cpu` (milli), `mem` (MiB) bound used + claimed + earmarked + request, request included.
+    `gpu_milli`, `cpu` (milli), `mem` (MiB) and `models` (milli GPUs by model) bound used + claimed + earmarked +
+    request, request included. `deserved` is the share that the queue has back from others whenever it asks for it.
+    `preemptible` False: nothing of this queue is evicted. A task runs at least `min_run_s` before it is evicted. A
+    workload is evicted at most `evictions` times in `evictions_window_s`.
     """
 
     path: str
@@ -17,6 +38,27 @@ class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     mem: int | None = None
     namespaces: tuple[str, ...] = ()
     version: str = ""
+    models: dict[str, int] = {}
+    deserved: Quota = Quota()
+    weights: Weights = Weights()
+    preemptible: bool = True
+    min_run_s: int = 0
+    evictions: int = 3
+    evictions_window_s: int = 86_400
+
+
+class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a queue, with everything below it, used over time: resource seconds, of which a half is forgotten every
+    `half_life_s`, as of `at` (seconds since the epoch). `evictions` has the times (seconds since the epoch) at which
+    pods of a workload were evicted within the window, by the workload's key."""
+
+    path: str
+    at: float = 0.0
+    half_life_s: int = 0
+    gpu_milli_s: int = 0
+    cpu_milli_s: int = 0
+    mem_mib_s: int = 0
+    evictions: dict[str, tuple[int, ...]] = {}
 
 
 def ancestors(path: str) -> list[str]:

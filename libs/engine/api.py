@@ -11,7 +11,7 @@ import msgspec
 from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import Node
 from libs.domain.plans import Victim
-from libs.domain.queues import Queue
+from libs.domain.queues import Queue, QueueHistory
 from libs.domain.resources import Charge, Request
 from libs.domain.rules import HostPort, PodTerm
 from libs.domain.usage import NodeUse, QueueUse
@@ -59,6 +59,11 @@ class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
     claims: tuple[str, ...] = ()
     #: The id that its task had, where that is not the pod's uid.
     task: str = ""
+    #: As of `JobHead`.
+    preemptible: bool = True
+    expected_s: int = 0
+    checkpoint_s: int = 0
+    workload: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ class Engine(Protocol):
     def queue_gone(self, path: str) -> None: ...
 
     def queue_use_seen(self, use: QueueUse) -> None: ...
+
+    def queue_history_seen(self, history: QueueHistory) -> None: ...
 
     def pod_seen(self, task: RunningTask) -> None: ...
 

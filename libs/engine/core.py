@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from libs.domain.jobs import Task
 from libs.domain.nodes import Node
-from libs.domain.queues import Queue
+from libs.domain.queues import Queue, QueueHistory
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
@@ -48,6 +48,9 @@ class PlacementEngine:
 
     def queue_use_seen(self, use: QueueUse) -> None:
         self._session.queues.use_seen(use)
+
+    def queue_history_seen(self, history: QueueHistory) -> None:
+        self._session.queues.history_seen(history)
 
     def pod_seen(self, task: RunningTask) -> None:
         self._session.running.seen(task)

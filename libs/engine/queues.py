@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libs.domain.queues import Queue, ancestors
+from libs.domain.queues import Queue, QueueHistory, ancestors
 from libs.domain.usage import QueueUse
 
 
@@ -72,6 +72,7 @@ class QueueBook:
         self._revisions: dict[str, int] = {}
         self._chains: dict[str, Chain] = {}
         self._touched: set[Line] = set()
+        self.histories: dict[str, QueueHistory] = {}
 
     def queue_seen(self, queue: Queue) -> None:
         line = self._line(queue.path)
@@ -87,6 +88,12 @@ class QueueBook:
         self._revisions[use.path] = use.revision
         line = self._line(use.path)
         line.milli, line.cpu, line.mem = use.gpu_milli, use.cpu, use.mem
+
+    def history_seen(self, history: QueueHistory) -> None:
+        """The latest one stands; what a queue used over time orders jobs and never bounds them."""
+        known = self.histories.get(history.path)
+        if known is None or history.at >= known.at:
+            self.histories[history.path] = history
 
     def _line(self, path: str) -> Line:
         line = self._lines.get(path)

@@ -16,6 +16,7 @@ from libs.contracts.events import (
     ClaimFact,
     ClusterFact,
     GpuFacts,
+    HistoryFact,
     NamespaceFact,
     NodeFact,
     PdbFact,
@@ -90,6 +91,8 @@ class View:
                 self._see_node(fact.node, now)
             case QueueFact():
                 self._see_queue(fact.queue)
+            case HistoryFact():
+                self.engine.queue_history_seen(fact.history)
             case PriorityClassFact():
                 self.priorities[fact.name] = fact
             case PdbFact():
