@@ -156,9 +156,10 @@ class Engine(Protocol):
         """What makes tasks of equal wishes differ in what placement rules say of them; None where no rule does."""
         ...
 
-    def decide(self, jobs: list[PendingJob]) -> list[Decision]:
+    def decide(self, jobs: list[PendingJob], now: float = 0.0) -> list[Decision]:
         """Decide in the given jobs' order of (priority, age, key), later ones seeing what earlier ones took. What was
-        taken stays in the snapshot as tentative until `settle`."""
+        taken stays in the snapshot as tentative until `settle`. `now` (seconds since the epoch; 0: unknown) tells how
+        long pods have run."""
         ...
 
     def settle(self) -> None:

@@ -87,9 +87,9 @@ class PlacementEngine:
         self._session.book.forget(task)
 
     # -- decisions --------------------------------------------------------------------------------------------------
-    def decide(self, jobs: list[PendingJob]) -> list[Decision]:
+    def decide(self, jobs: list[PendingJob], now: float = 0.0) -> list[Decision]:
         """Decisions stand in the order of `jobs`; they are made by (priority, age, key)."""
-        self._session.begin()
+        self._session.begin(now)
         for job in jobs:
             for task in job.tasks:
                 self._session.book.forget(task.id)  # to be placed again: what it was assumed to hold has ended

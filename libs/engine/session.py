@@ -53,6 +53,7 @@ class Session:
         self._placed: set[str] = set()
         self._marked: set[str] = set()
         self._uses = 0
+        self.now = 0.0
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
         self.given_back: set[str] = set()
         #: What actions remember for the length of a pass, by (what, ...).
@@ -77,8 +78,9 @@ class Session:
         found.refresh()
         return found
 
-    def begin(self) -> None:
-        """Start of a pass."""
+    def begin(self, now: float = 0.0) -> None:
+        """Start of a pass. `now`: seconds since the epoch, 0 where nobody knows."""
+        self.now = now
         self.snapshot.trim()
         self.book.trim()
         self.memo.clear()

@@ -150,7 +150,7 @@ class Cycle:
         state, now = self._state, self._clock.monotonic()
         engine = state.view.engine
         pending = {job.head.key: state.pending.to_engine(job, may_evict=self._may_evict(job)) for job in jobs}
-        decisions = engine.decide(list(pending.values()))
+        decisions = engine.decide(list(pending.values()), self._clock.wall())
         measures.ENGINE_S.inc(self._clock.monotonic() - now)
         by_key = {job.head.key: job for job in jobs}
         plans: list[Plan] = []
