@@ -58,6 +58,8 @@ def kafka_settings(name: str, settings: CommonSettings) -> KafkaSettings:
         sasl_password=settings.kafka_sasl_password.get_secret_value(),
         tls=settings.kafka_tls(),
         static_member=settings.replica_id if settings.kafka_static_members else "",
+        session_s=settings.kafka_session_s,
+        heartbeat_s=0.3 * settings.kafka_session_s,
     )
 
 

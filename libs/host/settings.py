@@ -79,6 +79,8 @@ class CommonSettings(BaseSettings):
     #: With it a replica that restarts within the session time gets its partitions back without a rebalance; one that
     #: went for good is only noticed after the session time.
     kafka_static_members: bool = False
+    #: How soon a group notices that a member died without a word; the broker has bounds of its own (6 s by default).
+    kafka_session_s: float = Field(default=10.0, ge=1, le=300)
     #: From the signal to the end of the process; must be below the pod's terminationGracePeriodSeconds.
     stop_s: float = Field(default=20.0, gt=0, le=600)
     #: How long the start waits for Kafka, Redis and the API server before it gives up with a sentence.
