@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from libs.domain.jobs import JobHead, Phase, Task
+from libs.domain.jobs import JobHead, Phase, Task, Wishes
 from libs.domain.nodes import Node
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.queues import Queue, QueueHistory
@@ -87,6 +87,8 @@ class PodFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="pod"):
     expected_s: int = 0
     checkpoint_s: int = 0
     workload: str = ""
+    #: Of a pod that comes again by itself when it is evicted (something controls it); else None.
+    wishes: Wishes | None = None
 
 
 class PriorityClassFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="priorityclass"):

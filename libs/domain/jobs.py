@@ -75,6 +75,15 @@ class JobHead(msgspec.Struct, frozen=True, omit_defaults=True):
     workload: str = ""
 
 
+class Wishes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a running pod asked of its node: all that decides where else it may run."""
+
+    request: Request = Request()
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    rules: Rules | None = None
+
+
 class Phase(enum.StrEnum):
     """States of a job as the outside sees them."""
 

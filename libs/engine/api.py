@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from libs.domain.jobs import JobHead, Task
+from libs.domain.jobs import JobHead, Task, Wishes
 from libs.domain.nodes import Node
 from libs.domain.plans import Victim
 from libs.domain.queues import Queue, QueueHistory
@@ -64,6 +64,8 @@ class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
     expected_s: int = 0
     checkpoint_s: int = 0
     workload: str = ""
+    #: What it asks of a node, where it comes again by itself when it is evicted; None: it is never moved.
+    wishes: Wishes | None = None
 
 
 @dataclass(frozen=True, slots=True)
