@@ -33,7 +33,7 @@ from services.placement.decide import told
 from services.placement.jobs import Job
 from services.placement.state import State
 from services.placement.status import ObjectWords, Teller
-from services.placement.truth import Truth
+from services.placement.truth import Truth, read_done
 
 log = structlog.get_logger()
 
@@ -154,7 +154,11 @@ class Controller:
         head = found.head
         if job.head.tenant and job.head.uid == head.uid:
             head = msgspec.structs.replace(head, tenant=job.head.tenant, queue=job.head.queue)
-        changed = job.tasks.keys() != kept.keys() | wanted.keys() or job.head.attempt != head.attempt
+        changed = (
+            job.tasks.keys() != kept.keys() | wanted.keys()
+            or job.head.attempt != head.attempt
+            or job.bound != found.held
+        )
         job.head, job.tasks, job.bound = head, {**kept, **wanted}, found.held
         if changed and wanted:
             state.poke(job)
@@ -180,7 +184,7 @@ class Controller:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever: look at jobs whose pods ended, delete what is to go."""
+        """For ever: look at jobs and gangs whose pods ended, delete what is to go."""
         state = self._state
         pause = Backoff(0.2, 5.0)
         while True:
@@ -220,9 +224,12 @@ class Controller:
             heapq.heappop(self._leaving)
 
     async def _look(self, key: str) -> None:
-        _, namespace, name = key.split("/", 2)
+        kind, namespace, name = key.split("/", 2)
         if partition_of(key, self._partitions) not in self._state.active:
             return  # its owner looks, or we do when we have taken it
+        if kind != "job":
+            await self._look_at_gang(key, namespace)
+            return
         answer = await writes.get_trainingjob(self._kube, namespace, name)
         if answer.status == 404:
             self.cancelled(key)
@@ -239,6 +246,15 @@ class Controller:
         ]
         if partition_of(key, self._partitions) in self._state.active:
             self.apply(view, pods)
+
+    async def _look_at_gang(self, key: str, namespace: str) -> None:
+        """A gang of pods without an object: all that is asked is which of its members ended well."""
+        if key not in self._state.pending.jobs:
+            return
+        done = await read_done(self._kube, namespace, (key,))
+        job = self._state.pending.jobs.get(key)
+        if job is not None and not job.head.uid:
+            self._state.ended_well(job, done[key])
 
     # -- status -------------------------------------------------------------------------------------------------------
 

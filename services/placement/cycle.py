@@ -354,6 +354,8 @@ class Cycle:
             early = verdict.kind is not Kind.NEVER
         else:
             job.never_since = 0.0
+        if verdict.reason is Reason.GANG_INCOMPLETE and job.doubt:
+            state.ended(job)
         looks = self._signature(job)
         if early or verdict.kind is Kind.WAIT:
             # Decided by itself and soon again, never for its look-alikes: their events may be older.

@@ -128,7 +128,10 @@ class Mender:
 
     async def _release(self, job: Job) -> None:
         pods = alive(job.head.key, job.head.gang_min, await self._pods(job))
-        if not pods or not self._stuck(job):
+        if not pods:
+            self._state.ended(job)  # not broken after all: what ended well counts, and lets the others start
+            return
+        if not self._stuck(job):
             return
         log.info(
             "broken gang released",

@@ -53,6 +53,10 @@ class Job:
     tasks: dict[str, Task] = field(default_factory=dict)
     claims: dict[str, Claim] = field(default_factory=dict)
     bound: set[str] = field(default_factory=set)
+    #: Members that ended well, as last listed: they did their part. Forgotten when their pods are deleted.
+    done: set[str] = field(default_factory=set)
+    #: A member of a gang holds no room any more, and how it ended is not known here.
+    doubt: bool = False
     evicting: Evicting | None = None
     #: Ids of earmarks that the ledger may still keep for this job; they outlive the leaving of its victims.
     earmarks: set[str] = field(default_factory=set)
@@ -181,6 +185,7 @@ class Pending:
             job.tasks.pop(one, None)
             job.claims.pop(one, None)
             job.bound.discard(one)
+            job.done.discard(one)
 
     def drop_if_idle(self, job: Job) -> bool:
         """Forget a job with nothing left to do. Gangs and TrainingJobs stay (their held tasks count) until the slow
@@ -201,12 +206,15 @@ class Pending:
         return lost
 
     def held(self, job: Job) -> int:
-        """Tasks that count towards the gang's minimum already: bound or claimed."""
+        """Tasks that count towards the gang's minimum already: bound, claimed, or ended well."""
         running = self.running.get(job.head.key)
-        if not job.claims and not job.bound and not running:
+        if not job.claims and not job.bound and not job.done and not running:
             return 0
-        held = job.bound | job.claims.keys()
-        return len(held | running) if running else len(held)
+        return len(self._held(job, running))
+
+    def _held(self, job: Job, running: set[str] | None) -> set[str]:
+        held = job.bound | job.claims.keys() | job.done
+        return held | running if running else held
 
     # -- what is to be decided ----------------------------------------------------------------------------------------
 
@@ -275,7 +283,7 @@ class Pending:
     def _held_roles(self, job: Job) -> dict[str, int]:
         """Held tasks by role. Only job objects have minima per role, and their task ids say the role."""
         counts: dict[str, int] = {}
-        for one in job.bound | job.claims.keys() | self.running.get(job.head.key, set()):
+        for one in self._held(job, self.running.get(job.head.key)):
             parts = task_of(one)
             if parts is not None:
                 counts[parts[1]] = counts.get(parts[1], 0) + 1

@@ -252,6 +252,8 @@ class Ownership:
                 if repair:
                     measures.REPAIRED.labels("found").inc()
                 state.wake.set()
+            if key in truth.done and (known := state.pending.jobs.get(key)) is not None:
+                state.ended_well(known, truth.done[key])
         for key, tasks in before.items():
             job = state.pending.jobs.get(key)
             if job is None or job.head.uid:

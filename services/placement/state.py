@@ -52,7 +52,7 @@ class State:
     uses_ready: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set whenever there may be something to decide.
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Jobs of TrainingJob objects one of whose pods ended: the controller looks.
+    #: Jobs of TrainingJob objects, and gangs that wait, one of whose pods ended: the controller looks.
     look: set[str] = field(default_factory=set)
     look_event: asyncio.Event = field(default_factory=asyncio.Event)
     #: Called with a job and how many of its tasks were just found bound.
@@ -127,10 +127,26 @@ class State:
             self.wake.set()
 
     def ended(self, job: Job) -> None:
-        """A pod of a TrainingJob ended, or one of its tasks can no longer be: its controller looks at the truth."""
-        if job.head.uid:
-            self.look.add(job.head.key)
-            self.look_event.set()
+        """A pod of a TrainingJob ended, or one of its tasks can no longer be: its controller looks at the truth. The
+        same for a gang of pods whose others wait and are too few by themselves: it may have ended well."""
+        head = job.head
+        if not head.uid:
+            if head.gang_min <= 1:
+                return
+            job.doubt = True
+            if not job.waiting or self.pending.held(job) >= head.gang_min:
+                return
+        self.look.add(head.key)
+        self.look_event.set()
+
+    def ended_well(self, job: Job, tasks: Iterable[str]) -> None:
+        """Members of a gang whose pods are listed as ended well, all of them: they count towards its minimum."""
+        before, job.done, job.doubt = job.done, set(tasks), False
+        fact = self.short.get(job.head.key)
+        if fact is not None:
+            self._shortness(job.head.key, fact)
+        if before != job.done and job.waiting:
+            self.poke(job)
 
     # -- claims and evictions -----------------------------------------------------------------------------------------
 
@@ -241,12 +257,18 @@ class State:
         running = self.pending.running
         tasks = running.setdefault(key, set())
         (tasks.add if holds else tasks.discard)(task)
-        if 0 < len(tasks) < fact.gang_min:
+        self._shortness(key, fact)
+        if not tasks:
+            del running[key]
+
+    def _shortness(self, key: str, fact: PodFact) -> None:
+        tasks = self.pending.running.get(key, set())
+        job = self.pending.jobs.get(key)
+        together = len(tasks | job.done) if job is not None and job.done else len(tasks)
+        if tasks and together < fact.gang_min:
             self.short[key] = fact
         else:
             self.short.pop(key, None)
-        if not tasks:
-            del running[key]
 
     def _left(self, uid: str) -> None:
         self.foreign.pop(uid, None)

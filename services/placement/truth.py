@@ -7,7 +7,7 @@ is never begun as a single.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,7 +19,7 @@ from libs.domain import keys
 from libs.domain.jobs import JobHead, partition_of
 from libs.kube import trainingjobs, writes
 from libs.kube.errors import ReadFailed
-from libs.kube.grouping import Known, job_of, pod_group_of, unresolved
+from libs.kube.grouping import Known, job_key, job_of, pod_group_of, unresolved
 from libs.kube.objects import pod_group_decoder
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
@@ -29,16 +29,19 @@ from services.placement.jobs import Job
 log = structlog.get_logger()
 
 _PENDING: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},spec.nodeName="
+_DONE: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},status.phase=Succeeded"
 POD_GROUPS: Final = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
 
 
 @dataclass(slots=True)
 class Truth:
-    """Unbound pods of ours by job, job objects, pods of job objects by owner uid."""
+    """Unbound pods of ours by job, job objects, pods of job objects by owner uid. `done`: of gangs whose unbound pods
+    are fewer than their minimum, the members that ended well."""
 
     jobs: dict[str, JobChanged] = field(default_factory=dict)
     objects: dict[str, TrainingJobView] = field(default_factory=dict)
     owned: dict[str, list[PodView]] = field(default_factory=dict)
+    done: dict[str, set[str]] = field(default_factory=dict)
 
 
 async def read_truth(
@@ -72,6 +75,10 @@ async def read_truth(
         if job is not None and job.tasks and job.head.uid == head.uid:
             head = job.head  # resolved by the watcher, which may know more
         truth.jobs[key] = JobChanged(head=head, tasks=tuple(pod.to_task() for pod in listed))
+    short = {key: job.head for key, job in truth.jobs.items() if len(job.tasks) < job.head.gang_min}
+    for namespace in sorted({head.namespace for head in short.values()}):
+        keys_there = [key for key, head in short.items() if head.namespace == namespace]
+        truth.done |= await read_done(kube, namespace, keys_there)
     for raw in await _all(kube, writes.TRAINING_JOBS):
         view = trainingjobs.parse(raw)
         if partition_of(view.key, count) in partitions:
@@ -83,6 +90,17 @@ async def read_truth(
             if owner is not None:
                 truth.owned.setdefault(owner.uid, []).append(pod)
     return truth
+
+
+async def read_done(kube: Kube, namespace: str, jobs: Collection[str]) -> dict[str, set[str]]:
+    """Tasks of these gangs whose pods ended well and are still there. A gang of which some were bound late, or whose
+    members were lost and made anew, is as whole by these as by those that run."""
+    done: dict[str, set[str]] = {key: set() for key in jobs}
+    for raw in (await writes.list_all(kube, writes.pods_path(namespace), field_selector=_DONE)).items:
+        pod = parse_pod(raw)
+        if (key := job_key(pod)) in done:
+            done[key].add(pod.task_id)
+    return done
 
 
 async def _pod_groups(kube: Kube) -> Callable[[str, str], int | None]:

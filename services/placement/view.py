@@ -33,6 +33,7 @@ from libs.domain.verdicts import Wake
 from libs.domain.volumes import ClaimState
 from libs.engine.api import Engine, RunningTask
 from libs.kube.grouping import Known
+from libs.kube.queues import of_namespaces
 from services.placement.decide import Measured, filled
 from services.placement.wake import News
 
@@ -76,7 +77,7 @@ class View:
         """What the grouping of listed pods needs to know."""
         return Known(
             tenants=self._tenants,
-            namespace_queues={ns: q.path for q in self.queues.values() for ns in q.namespaces},
+            namespace_queues=of_namespaces(self.queues.values()),
             queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
             priorities={name: fact.value for name, fact in self.priorities.items()},
         )
@@ -223,6 +224,10 @@ class View:
             anti_affinity=fact.anti_affinity,
             claims=fact.claims,
             task=f"{fact.job_uid}/{fact.task}" if fact.task and fact.job_uid else "",
+            preemptible=fact.preemptible,
+            expected_s=fact.expected_s,
+            checkpoint_s=fact.checkpoint_s,
+            workload=fact.workload,
         )
 
     def mark(self, uids: Iterable[str]) -> None:

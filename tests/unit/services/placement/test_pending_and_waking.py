@@ -64,6 +64,18 @@ def test_gone_may_come_before_the_task() -> None:
     assert pending.merge(change("pod/ns/a", task("u1")), 0, 1.0) is None
 
 
+def test_members_that_ended_well_count_towards_the_minimum_until_their_pods_are_deleted() -> None:
+    pending = Pending()
+    job = pending.merge(change("gang/ns/g", task("u1"), task("u2")), 0, 0.0)
+    assert job is not None
+    job.done = {"u0"}
+    assert pending.held(job) == 1
+    job.head = msgspec.structs.replace(job.head, gang_min=3)
+    assert pending.to_engine(job, may_evict=True).held == 1
+    pending.merge(change("gang/ns/g", gone=("u0",)), 0, 1.0)
+    assert pending.held(job) == 0
+
+
 def test_the_higher_version_of_a_task_wins_whatever_the_order() -> None:
     pending = Pending()
     pending.merge(change("pod/ns/a", task("u1", "1000")), 0, 0.0)
