@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libs.domain.queues import Queue, QueueHistory, ancestors
+from libs.domain.queues import Queue, QueueHistory, Quota, ancestors
 from libs.domain.usage import QueueUse
 
 
@@ -73,14 +73,18 @@ class QueueBook:
         self._chains: dict[str, Chain] = {}
         self._touched: set[Line] = set()
         self.histories: dict[str, QueueHistory] = {}
+        #: What was said of each queue, by path.
+        self.specs: dict[str, Queue] = {}
 
     def queue_seen(self, queue: Queue) -> None:
+        self.specs[queue.path] = queue
         line = self._line(queue.path)
         line.limit_gpu, line.limit_cpu, line.limit_mem = queue.gpu_milli, queue.cpu, queue.mem
         self._chains.clear()
 
     def queue_gone(self, path: str) -> None:
         self.queue_seen(Queue(path))
+        del self.specs[path]
 
     def use_seen(self, use: QueueUse) -> None:
         if self._revisions.get(use.path, -1) >= use.revision:
@@ -101,11 +105,20 @@ class QueueBook:
             line = self._lines[path] = Line(path)
         return line
 
+    def line(self, path: str) -> Line | None:
+        """What is known of one queue; None where nothing is."""
+        return self._lines.get(path)
+
     def chain(self, path: str) -> Chain:
-        """The limited ones among the queue and its ancestors, nearest first."""
+        """Those with a limit or a share among the queue and its ancestors, nearest first."""
         chain = self._chains.get(path)
         if chain is None:
-            chain = tuple(line for p in ancestors(path) if (line := self._lines.get(p)) is not None and line.limited)
+            chain = tuple(
+                line
+                for p in ancestors(path)
+                if (line := self._lines.get(p)) is not None
+                and (line.limited or (p in self.specs and self.specs[p].deserved != Quota()))
+            )
             self._chains[path] = chain
         return chain
 
