@@ -18,6 +18,7 @@ from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.queues import Queue, QueueHistory
 from libs.domain.resources import Charge
 from libs.domain.rules import HostPort, PodTerm
+from libs.domain.topology import Topology
 from libs.domain.verdicts import Verdict
 from libs.domain.volumes import Claim
 
@@ -89,6 +90,8 @@ class PodFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="pod"):
     workload: str = ""
     #: Of a pod that comes again by itself when it is evicted (something controls it); else None.
     wishes: Wishes | None = None
+    #: As of `Task`: what it was to be near to.
+    topology: Topology | None = None
 
 
 class PriorityClassFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="priorityclass"):

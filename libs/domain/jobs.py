@@ -11,6 +11,7 @@ import msgspec
 from libs.domain.nodes import Toleration
 from libs.domain.resources import Request
 from libs.domain.rules import Rules
+from libs.domain.topology import Topology
 
 #: The entry of `Task.unsupported` of a pod that waits for its scheduling gates: not now, rather than never.
 GATES: Final = "scheduling gates"
@@ -41,6 +42,8 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Labels that the pod has or will have, for rules of its own and of other pods.
     labels: dict[str, str] = {}
     rules: Rules | None = None
+    #: What it is to be near to; None: it does not care.
+    topology: Topology | None = None
 
 
 class JobHead(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -17,12 +17,23 @@ GPU_MODELS: Final = "drystone.dev/gpu-models"  # "A100,H100": any of these
 PREEMPTIBLE: Final = "drystone.dev/preemptible"  # "false": never evicted
 EXPECTED: Final = "drystone.dev/expected-seconds"  # how long a task will run
 CHECKPOINT: Final = "drystone.dev/checkpoint-seconds"  # between two checkpoints
+PRECISION: Final = "drystone.dev/precision"  # fp32 | tf32 | bf16 | fp16 | fp8 | int8 | mixed
+PRECISION_REQUIRED: Final = "drystone.dev/precision-required"  # "true": only devices that support it
+# Levels by name ("zone", "rack", "nvlink", "host") or by the key of a node label.
+TOPOLOGY_REQUIRED: Final = "drystone.dev/topology-required"
+TOPOLOGY_PREFERRED: Final = "drystone.dev/topology-preferred"
+JOB_TOPOLOGY_REQUIRED: Final = "drystone.dev/job-topology-required"  # of all pods of the job, not only of its likes
+JOB_TOPOLOGY_PREFERRED: Final = "drystone.dev/job-topology-preferred"
+GROUP_TOPOLOGY_REQUIRED: Final = "drystone.dev/group-topology-required"  # of each group of consecutive indices
+GROUP_TOPOLOGY_PREFERRED: Final = "drystone.dev/group-topology-preferred"
+GROUP_SIZE: Final = "drystone.dev/group-size"
 PRIORITY_LABEL: Final = "priority"  # low | normal | high
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 
 # Read from a node (GPU feature discovery and ours).
 NODE_GPU_MODEL: Final = "nvidia.com/gpu.product"
 NODE_GPU_MEMORY: Final = "nvidia.com/gpu.memory"  # MiB of one device
+NVLINK_GROUPS: Final = "drystone.dev/nvlink-groups"  # annotation "0,1,2,3;4,5,6,7" or label "0-3_4-7"
 
 # Written by the binder, in the very call that binds.
 GPUS: Final = "drystone.dev/gpus"  # "0,3"

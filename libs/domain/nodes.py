@@ -57,6 +57,8 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     gpus_closed: str = ""
     #: Allocatable of every resource but CPU, memory, pods and GPUs, in its base unit.
     extra: dict[str, int] = {}
+    #: Indices of GPUs that share NVLink, group by group; empty: not known, all are alike.
+    nvlink: tuple[tuple[int, ...], ...] = ()
 
     @property
     def open(self) -> bool:

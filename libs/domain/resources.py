@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from libs.domain.precision import Precision
+
 WHOLE = 1000  # milli of one device
 
 
@@ -11,13 +13,16 @@ class GpuRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """GPUs of one task. Exactly one of the three forms: whole devices, a share, or memory of a device.
 
     `count` devices are taken; with `milli` (1..999) a share of each; with `mib` that much memory of each; with neither
-    they are taken whole. `models` lists the device models that will do; empty means any.
+    they are taken whole. `models` lists the device models that will do; empty means any. `precision` is what the task
+    computes in; where it is required, models that are known not to support it do not do.
     """
 
     count: int = 0
     milli: int = 0
     mib: int = 0
     models: tuple[str, ...] = ()
+    precision: Precision = ""
+    precision_required: bool = False
 
     @property
     def whole(self) -> bool:

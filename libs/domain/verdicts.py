@@ -47,6 +47,7 @@ class Reason(enum.StrEnum):
     GPU_COUNT = "not enough free GPUs"
     GPU_SHARE = "no GPU with enough free share or memory"
     GPU_MODEL = "GPU model does not match"
+    PRECISION = "GPU does not support the precision"
     GPU_CLOSED = "GPUs cannot be given out by index"
     GPU_FOREIGN = "a foreign pod holds GPUs of unknown index"
     CPU_TOTAL = "node too small: CPU"
@@ -59,6 +60,7 @@ class Reason(enum.StrEnum):
     QUOTA_NEVER = "request exceeds the queue's limit"
     GANG_INCOMPLETE = "gang has fewer pods than its minimum"
     GANG_ROOM = "not enough room for the whole gang at once"
+    DOMAIN_ROOM = "no topology domain has room for all of it"
     UNSUPPORTED = "unsupported pod feature"
     GATED = "scheduling gates"
     NO_NODES = "the cluster has no nodes"
@@ -77,6 +79,7 @@ LASTING = frozenset(
         Reason.VOLUME_STATIC,
         Reason.EXTRA_TOTAL,
         Reason.GPU_MODEL,
+        Reason.PRECISION,
         Reason.GPU_CLOSED,
         Reason.CPU_TOTAL,
         Reason.MEMORY_TOTAL,

@@ -14,6 +14,7 @@ from libs.domain.plans import Victim
 from libs.domain.queues import Queue, QueueHistory
 from libs.domain.resources import Charge, Request
 from libs.domain.rules import HostPort, PodTerm
+from libs.domain.topology import LEVELS, Level, Topology
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Verdict
 from libs.domain.volumes import Claim
@@ -23,7 +24,8 @@ class PendingJob(msgspec.Struct, frozen=True):
     """A job with tasks to place. `held` counts its tasks that are bound or claimed already (they count towards the
     gang's minimum). `evicting`: victims of an earlier decision are still leaving; do not evict more. `held_roles`
     divides `held` among roles where the job has minima per role; without it the missing tasks of a role are all those
-    pending."""
+    pending. `holds` are ids of held tasks, for jobs that wish to be near each other: those not seen running yet are
+    where `assume` said."""
 
     head: JobHead
     tasks: tuple[Task, ...]
@@ -31,6 +33,7 @@ class PendingJob(msgspec.Struct, frozen=True):
     evicting: bool = False
     may_evict: bool = True
     held_roles: dict[str, int] = {}
+    holds: tuple[str, ...] = ()
 
 
 class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,6 +69,8 @@ class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
     workload: str = ""
     #: What it asks of a node, where it comes again by itself when it is evicted; None: it is never moved.
     wishes: Wishes | None = None
+    #: As of `Task`: where it runs decides where the missing ones of a broken gang may.
+    topology: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +100,15 @@ class Decision:
 class EngineConfig:
     """`weights` are policy name -> weight. `candidates` > 1 draws among that many best nodes (for replicas that
     contend), with a generator seeded by `seed`. `typical` replaces the mix of tasks that policies learn by a fixed one:
-    requests, and how often they come. Without `explain` a refusal says only that nothing fits."""
+    requests, and how often they come. Without `explain` a refusal says only that nothing fits. `levels` are the kinds
+    of topology domains, widest first."""
 
     weights: dict[str, int] = field(default_factory=lambda: {"drystone": 1})
     candidates: int = 1
     seed: int = 0
     typical: tuple[tuple[Request, int], ...] = ()
     explain: bool = True
+    levels: tuple[Level, ...] = LEVELS
 
 
 class Engine(Protocol):

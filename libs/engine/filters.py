@@ -30,6 +30,7 @@ CODES: Final[tuple[Reason | None, ...]] = (
     Reason.GPU_CLOSED,
     Reason.GPU_TOTAL,
     Reason.GPU_MODEL,
+    Reason.PRECISION,
     Reason.GPU_MEMORY_TOTAL,
     Reason.CPU_TOTAL,
     Reason.MEMORY_TOTAL,
