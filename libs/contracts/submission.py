@@ -25,7 +25,11 @@ MOST_DEPTH: Final = 32
 _NAME: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _RESERVED: Final = frozenset({keys.GPUS, keys.GPU_MIB, keys.GPU_MILLI, keys.CLAIM, keys.JOB_KEY, keys.TASK})
 #: What would put a pod into a job or a queue by itself, past what the job says and the tenant may.
-_OF_THE_JOB: Final = frozenset({keys.JOB, keys.GANG_MIN, keys.QUEUE, *keys.POD_GROUP_LABELS, *keys.QUEUE_LABELS})
+_OF_THE_JOB: Final = frozenset(
+    {keys.JOB, keys.GANG_MIN, keys.QUEUE, *keys.POD_GROUP_LABELS, *keys.QUEUE_LABELS}
+    | {keys.PREEMPTIBLE, keys.EXPECTED, keys.CHECKPOINT}
+)
+_Seconds = Annotated[int, Field(ge=1, le=10**8, strict=True)]
 _OF_TEMPLATES: Final = frozenset({"labels", "annotations", "creationTimestamp"})
 #: Where nobody's jobs go: their pods could read what the services know.
 _SYSTEM: Final = frozenset({keys.SYSTEM_NAMESPACE, "kube-system", "kube-public", "kube-node-lease"})
@@ -123,6 +127,11 @@ class SubmitJob(_Model):
     gangMin: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = None
     backoffLimit: Annotated[int, Field(ge=0, le=100, strict=True)] = 0
     ttlSecondsAfterFinished: Annotated[int, Field(ge=0, le=10**8, strict=True)] | None = None
+    #: False: its tasks are evicted for nobody.
+    preemptible: Annotated[bool, Field(strict=True)] = True
+    #: How long a task will run, and how often it saves what it has done.
+    expectedSeconds: _Seconds | None = None
+    checkpointSeconds: _Seconds | None = None
     roles: Annotated[tuple[SubmitRole, ...], Field(min_length=1, max_length=32)]
 
     @model_validator(mode="after")
@@ -272,6 +281,13 @@ def _accept(job: SubmitJob, tenant: TenantPolicy, foreign: Collection[str]) -> S
         spec["gangMin"] = job.gangMin
     if job.ttlSecondsAfterFinished is not None:
         spec["ttlSecondsAfterFinished"] = job.ttlSecondsAfterFinished
+    # Said only where they are said: a job that was submitted before these were known is the same job today.
+    if not job.preemptible:
+        spec["preemptible"] = False
+    if job.expectedSeconds is not None:
+        spec["expectedSeconds"] = job.expectedSeconds
+    if job.checkpointSeconds is not None:
+        spec["checkpointSeconds"] = job.checkpointSeconds
     digest = hashlib.sha256(json.dumps([namespace, spec], sort_keys=True).encode()).hexdigest()[:40]
     spec["hash"] = digest
     return Submission(job.id, namespace, spec, digest)

@@ -13,6 +13,7 @@ from typing import Final
 
 from libs.domain import keys
 from libs.domain.jobs import JobHead
+from libs.kube.declared import declared
 from libs.kube.pods import PodView
 
 _MIN_ANNOTATIONS: Final = (
@@ -25,17 +26,23 @@ def _no_group(_namespace: str, _name: str) -> int | None:
     return None
 
 
+def _no_words(_namespace: str, _name: str) -> Mapping[str, str]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """What the caller knows of the cluster. `tenants` maps namespace -> tenant (else the namespace is the tenant),
     `namespace_queues` namespace -> queue path, `queue_paths` a queue's plain name -> its path, `pod_group_min`
-    (namespace, name) -> minimum or None where that PodGroup has not been seen, `priorities` class name -> value."""
+    (namespace, name) -> minimum or None where that PodGroup has not been seen, `pod_group_annotations` what that
+    PodGroup says for its pods, `priorities` class name -> value."""
 
     tenants: Mapping[str, str] = field(default_factory=dict)
     namespace_queues: Mapping[str, str] = field(default_factory=dict)
     queue_paths: Mapping[str, str] = field(default_factory=dict)
     pod_group_min: Callable[[str, str], int | None] = _no_group
     priorities: Mapping[str, int] = field(default_factory=dict)
+    pod_group_annotations: Callable[[str, str], Mapping[str, str]] = _no_words
 
 
 NOTHING_KNOWN: Final = Known()
@@ -44,6 +51,8 @@ NOTHING_KNOWN: Final = Known()
 def job_of(pod: PodView, known: Known = NOTHING_KNOWN) -> JobHead:
     """The head of the pod's job, as far as this pod tells. `declared` is at least the gang's minimum."""
     key, gang_min, uid = _key(pod, known)
+    group = pod_group_of(pod) if key.startswith("podgroup/") else ""
+    said = declared(pod.annotations, known.pod_group_annotations(pod.namespace, group) if group else None)
     return JobHead(
         key=key,
         tenant=known.tenants.get(pod.namespace, pod.namespace),
@@ -56,7 +65,19 @@ def job_of(pod: PodView, known: Known = NOTHING_KNOWN) -> JobHead:
         preempts=pod.preempts,
         created=pod.created,
         attempt=pod.attempt,
+        preemptible=said.preemptible,
+        expected_s=said.expected_s,
+        checkpoint_s=said.checkpoint_s,
+        workload=workload_of(pod) or key,
     )
+
+
+def workload_of(pod: PodView) -> str:
+    """ "<kind>/<namespace>/<uid>" of what controls the pod and makes it again, empty where nothing does."""
+    for owner in pod.owners:
+        if owner.controller:
+            return f"{owner.kind}/{pod.namespace}/{owner.uid}"
+    return ""
 
 
 def job_key(pod: PodView) -> str:

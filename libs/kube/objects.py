@@ -222,17 +222,30 @@ class Pdb(_Part, frozen=True):
         return self.spec.selector.match_labels or {}
 
 
+class QueueEvictions(_Part, frozen=True):
+    most: int | None = None
+    window_seconds: int | None = None
+
+
 class QueueSpec(_Part, frozen=True):
-    """`limits` speaks of GPUs ("nvidia.com/gpu", fractions allowed), "cpu" and "memory"."""
+    """Amounts and weights speak of "nvidia.com/gpu" (fractions allowed), "nvidia.com/gpu:<model>", "cpu", "memory"."""
 
     parent: str | None = None
     limits: Quantities | None = None
+    deserved: Quantities | None = None
+    weights: dict[str, int] | None = None
+    preemptible: bool | None = None
+    min_run_seconds: int | None = None
+    evictions: QueueEvictions | None = None
     namespaces: tuple[str, ...] | None = None
 
 
 class QueueObject(_Part, frozen=True):
+    """The status is ours alone and stays raw: what stands there never makes the queue itself unreadable."""
+
     metadata: Meta
     spec: QueueSpec = QueueSpec()
+    status: Raw = ABSENT
 
 
 class PodGroupSpec(_Part, frozen=True):

@@ -17,6 +17,7 @@ import msgspec
 from libs.domain import keys
 from libs.domain.jobs import JobHead, Phase, Task
 from libs.domain.plans import Assignment
+from libs.kube.declared import KEYS, Declared
 from libs.kube.grouping import NOTHING_KNOWN, Known, resolve_queue
 from libs.kube.objects import Meta, template_decoder
 from libs.kube.requests import asked, tolerations
@@ -50,6 +51,13 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel"):
     gang_min: int | None = None
     backoff_limit: int = 0
     ttl_seconds_after_finished: int | None = None
+    preemptible: bool = True
+    expected_seconds: int = 0
+    checkpoint_seconds: int = 0
+
+    @property
+    def declared(self) -> Declared:
+        return Declared(self.preemptible, self.expected_seconds, self.checkpoint_seconds)
 
 
 class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -182,6 +190,10 @@ def head_of(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) -
         created=view.metadata.created,
         attempt=attempt,
         external_id=view.spec.id,
+        preemptible=view.spec.preemptible,
+        expected_s=view.spec.expected_seconds,
+        checkpoint_s=view.spec.checkpoint_seconds,
+        workload=f"{KIND}/{view.namespace}/{view.uid}",
     )
 
 
@@ -279,6 +291,7 @@ def pod_manifest(view: TrainingJobView, assignment: Assignment, attempt: int) ->
         "labels": {**prepared.labels, keys.JOB: view.name},
         "annotations": {
             **prepared.annotations,
+            **view.spec.declared.annotations(),
             **grant_annotations(assignment),
             keys.JOB_KEY: view.key,
             keys.TASK: f"{assignment.role}/{assignment.index}/{attempt}",
@@ -336,7 +349,8 @@ def _prepared(template: bytes) -> _Prepared:
     return _Prepared(labels=labels, annotations=annotations, spec=_encode(spec)[:-1])
 
 
-_RESULTS: Final = frozenset({keys.GPUS, keys.GPU_MIB, keys.GPU_MILLI, keys.CLAIM, keys.JOB_KEY, keys.TASK})
+#: What a template's word is not taken for: results, and what the job says for all its pods.
+_RESULTS: Final = KEYS | {keys.GPUS, keys.GPU_MIB, keys.GPU_MILLI, keys.CLAIM, keys.JOB_KEY, keys.TASK}
 
 
 def _with_devices(container: dict[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from libs.contracts.events import ClusterFact, NamespaceFact, PdbFact, PriorityClassFact, QueueFact, cluster_key
-from libs.domain import keys
 from libs.domain.queues import Queue
 from libs.kube import objects
+from libs.kube.declared import KEYS
 from libs.kube.grouping import Known
-from libs.kube.quantities import mib, milli, units
+from libs.kube.queues import Placed, of_namespaces, tree
 from services.watcher.changes import Changes
 
 _EMPTY: Mapping[str, str] = {}
@@ -23,9 +22,13 @@ class Catalog:
 
     def __init__(self, term: int, tenants: Mapping[str, str], changes: Callable[[], Changes]) -> None:
         self.groups: dict[Place, int] = {}
+        #: What PodGroups say for all their pods.
+        self.group_words: dict[Place, dict[str, str]] = {}
         self.priorities: dict[str, PriorityClassFact] = {}
         self.pdbs: dict[str, PdbFact] = {}
         self.queues: dict[str, Queue] = {}
+        #: By plain name, with what their owners should know.
+        self.placed: dict[str, Placed] = {}
         self.namespaces: dict[str, NamespaceFact] = {}
         self._term = term
         self._tenants = dict(tenants)
@@ -90,20 +93,32 @@ class Catalog:
         seen = objects.pod_group_decoder.decode(raw)
         place = (seen.metadata.namespace, seen.metadata.name)
         if kind == "DELETED":
-            self.groups.pop(place, None)
+            self.group_gone(place)
         else:
             self.groups[place] = seen.spec.min_member or 1
+            said = {k: v for k, v in (seen.metadata.annotations or {}).items() if k in KEYS}
+            if said:
+                self.group_words[place] = said
+            else:
+                self.group_words.pop(place, None)
         return place
 
+    def group_gone(self, place: Place) -> None:
+        self.groups.pop(place, None)
+        self.group_words.pop(place, None)
+
     def queue(self, kind: str, raw: bytes) -> tuple[str, str]:
-        """(name, version). `settle` has to be called after one or many of them."""
+        """(name, version that its spec was last seen to change in). `settle` has to be called after one or many."""
         seen = objects.queue_decoder.decode(raw)
         meta = seen.metadata
         if kind == "DELETED":
             self._specs.pop(meta.name, None)
-        else:
+            return meta.name, meta.resource_version
+        old = self._specs.get(meta.name)
+        if old is None or old[0] != seen.spec:
+            # A status is written every minute: the queue is the same all the while, and nobody has to hear of it.
             self._specs[meta.name] = (seen.spec, meta.resource_version)
-        return meta.name, meta.resource_version
+        return meta.name, self._specs[meta.name][1]
 
     def queues_are(self, names: set[str]) -> None:
         for name in self._specs.keys() - names:
@@ -111,15 +126,8 @@ class Catalog:
 
     def settle(self) -> None:
         """Paths follow from parents; a queue whose parent is unknown or that is its own ancestor stands at the top."""
-        paths: dict[str, str] = {}
-        for name in self._specs:
-            chain: list[str] = []
-            at: str | None = name
-            while at is not None and at in self._specs and at not in chain:
-                chain.append(at)
-                at = self._specs[at][0].parent
-            paths[name] = "/".join(reversed(chain))
-        queues = {paths[name]: _queue(paths[name], spec, version) for name, (spec, version) in self._specs.items()}
+        self.placed = tree(self._specs)
+        queues = {place.queue.path: place.queue for place in self.placed.values()}
         changes = self._changes()
         for path, queue in queues.items():
             if self.queues.get(path) != queue:
@@ -149,24 +157,9 @@ class Catalog:
     def _learn(self) -> None:
         self.known = Known(
             tenants=self._tenants,
-            namespace_queues={ns: path for path, queue in self.queues.items() for ns in queue.namespaces},
+            namespace_queues=of_namespaces(self.queues.values()),
             queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
             pod_group_min=lambda namespace, name: self.groups.get((namespace, name)),
             priorities={name: fact.value for name, fact in self.priorities.items()},
+            pod_group_annotations=lambda namespace, name: self.group_words.get((namespace, name), _EMPTY),
         )
-
-
-def _queue(path: str, spec: objects.QueueSpec, version: str) -> Queue:
-    limits: Mapping[str, Any] = spec.limits or _EMPTY
-
-    def limit(name: str, read: Callable[[Any], int]) -> int | None:
-        return read(limits[name]) if name in limits else None
-
-    return Queue(
-        path=path,
-        gpu_milli=limit(keys.GPU_RESOURCE, lambda q: milli(q, up=False)),
-        cpu=limit("cpu", lambda q: milli(q, up=False)),
-        mem=limit("memory", lambda q: mib(units(q, up=False), up=False)),
-        namespaces=tuple(spec.namespaces or ()),
-        version=version,
-    )

@@ -186,7 +186,7 @@ class Picture:
     def group_list(self, raws: Sequence[bytes]) -> None:
         present = self._all(self.group_event, raws, lambda meta: (meta.namespace, meta.name))
         for place in self.catalog.groups.keys() - present:
-            del self.catalog.groups[place]
+            self.catalog.group_gone(place)
 
     def _all(
         self, event: Callable[[str, bytes], object], raws: Iterable[bytes], identity: Callable[[objects.Meta], K]
@@ -343,6 +343,10 @@ class Picture:
             ports=rules.ports if rules is not None else (),
             anti_affinity=rules.anti_affinity if rules is not None else (),
             claims=rules.claims if rules is not None else (),
+            preemptible=head.preemptible if head else True,
+            expected_s=head.expected_s if head else 0,
+            checkpoint_s=head.checkpoint_s if head else 0,
+            workload=head.workload if head else "",
         )
 
     def _pod_gone(self, uid: str) -> None:

@@ -18,6 +18,7 @@ from libs.contracts.topics import CLUSTER
 from libs.domain.nodes import newer
 from libs.domain.queues import Queue
 from libs.kube.grouping import Known
+from libs.kube.queues import of_namespaces
 from libs.runtime.clock import Clock
 from services.watcher.leaving import leave
 
@@ -102,7 +103,7 @@ class Knowledge:
         queues = [queue for _, queue in self._queues.values()]
         self._known = Known(
             tenants=self._tenants,
-            namespace_queues={namespace: queue.path for queue in queues for namespace in queue.namespaces},
+            namespace_queues=of_namespaces(queues),
             queue_paths={queue.path.rsplit("/", 1)[-1]: queue.path for queue in queues},
             priorities={name: value for name, (_, value) in self._priorities.items()},
         )

@@ -55,9 +55,26 @@ def test_the_same_words_in_another_order_are_the_same_job() -> None:
     assert first.hash == again.hash != other.hash
 
 
+def test_what_is_declared_of_a_run_is_in_the_spec_and_what_is_not_leaves_the_job_the_same() -> None:
+    said = submit(job(preemptible=False, expectedSeconds=7200, checkpointSeconds=600))
+    assert isinstance(said, Submission)
+    assert {k: said.spec[k] for k in ("preemptible", "expectedSeconds", "checkpointSeconds")} == {
+        "preemptible": False,
+        "expectedSeconds": 7200,
+        "checkpointSeconds": 600,
+    }
+    plain, spelled_out = submit(job()), submit(job(preemptible=True, expectedSeconds=None))
+    assert isinstance(plain, Submission) and isinstance(spelled_out, Submission)
+    assert plain.hash == spelled_out.hash != said.hash
+
+
 @pytest.mark.parametrize(
     ("said", "path"),
     [
+        (job(preemptible="no"), "preemptible"),
+        (job(expectedSeconds=0), "expectedSeconds"),
+        (job(expectedSeconds=10**9), "expectedSeconds"),
+        (job(checkpointSeconds="60"), "checkpointSeconds"),
         (job(namespace="finance"), "namespace"),
         (job(queue="org/finance"), "queue"),
         (job(queue="org/vision-2"), "queue"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from libs.kube.declared import notes
 from libs.kube.grouping import Known, job_key, job_of, unresolved
 from tests.unit.libs.kube.objects_for_tests import pod
 
@@ -71,6 +72,46 @@ class TestKey:
         forged = pod(annotations={"drystone.dev/job-key": "job/team-b/secret", "drystone.dev/task": "worker/0/0"})
         assert job_key(forged) == "pod/team-a/p"
         assert forged.task_id == "uid-p"
+
+
+class TestWhatItsOwnerDeclares:
+    def test_what_a_pod_declares_is_its_jobs(self) -> None:
+        head = job_of(
+            pod(
+                annotations={
+                    "drystone.dev/preemptible": "false",
+                    "drystone.dev/expected-seconds": "7200",
+                    "drystone.dev/checkpoint-seconds": "600",
+                }
+            )
+        )
+        assert (head.preemptible, head.expected_s, head.checkpoint_s) == (False, 7200, 600)
+
+    def test_what_cannot_be_read_is_no_word_at_all_and_a_note_tells(self) -> None:
+        said = {
+            "drystone.dev/preemptible": "perhaps",
+            "drystone.dev/expected-seconds": "2h",
+            "drystone.dev/checkpoint-seconds": "0",
+        }
+        head = job_of(pod(annotations=said))
+        assert (head.preemptible, head.expected_s, head.checkpoint_s) == (True, 0, 0)
+        assert not pod(annotations=said).unsupported
+        assert [note.partition(":")[0] for note in notes(said)] == list(said)
+        assert not notes({"drystone.dev/preemptible": "False", "drystone.dev/expected-seconds": "60"})
+
+    def test_a_pod_group_speaks_for_its_pods_and_a_pod_for_itself(self) -> None:
+        group = {"drystone.dev/preemptible": "false", "drystone.dev/checkpoint-seconds": "60"}
+        known = Known(pod_group_min=lambda _ns, _name: 2, pod_group_annotations=lambda _ns, _name: group)
+        labels = {"scheduling.x-k8s.io/pod-group": "pg"}
+        head = job_of(pod(labels=labels, annotations={"drystone.dev/checkpoint-seconds": "30"}), known)
+        assert (head.preemptible, head.checkpoint_s) == (False, 30)
+        assert job_of(pod(), known).preemptible
+
+    def test_evictions_are_counted_by_what_makes_the_pod_again(self) -> None:
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u-1", "controller": True}
+        assert job_of(pod(meta={"ownerReferences": [owner]})).workload == "Job/team-a/u-1"
+        assert job_of(pod(meta={"ownerReferences": [{**owner, "controller": False}]})).workload == "pod/team-a/p"
+        assert job_of(pod(annotations={"drystone.dev/job": "g"})).workload == "gang/team-a/g"
 
 
 class TestQueueAndTenant:

@@ -9,7 +9,7 @@ from libs.domain.jobs import Phase
 from libs.domain.plans import Assignment
 from libs.domain.resources import Charge, GpuGrant, GpuRequest
 from libs.kube import trainingjobs
-from libs.kube.grouping import Known
+from libs.kube.grouping import Known, job_of
 from libs.kube.pods import parse_pod
 from libs.kube.trainingjobs import TrainingJobView
 
@@ -46,6 +46,21 @@ def assignment(view: TrainingJobView, index: int = 0) -> Assignment:
         role="worker",
         index=index,
     )
+
+
+class TestWhatTheJobDeclares:
+    def test_it_is_said_of_the_job_and_of_every_pod_that_is_made_for_it(self) -> None:
+        view = job(preemptible=False, expectedSeconds=7200, checkpointSeconds=600)
+        head = trainingjobs.head_of(view, 0)
+        made = job_of(parse_pod(trainingjobs.pod_manifest(view, assignment(view), 0)))
+        for seen in (head, made):
+            assert (seen.preemptible, seen.expected_s, seen.checkpoint_s) == (False, 7200, 600)
+            assert seen.workload == "TrainingJob/team-a/j"
+
+    def test_a_template_does_not_speak_for_the_job(self) -> None:
+        template = {**container(), "metadata": {"annotations": {"drystone.dev/preemptible": "false"}}}
+        view = job([role(template=template)])
+        assert job_of(parse_pod(trainingjobs.pod_manifest(view, assignment(view), 0))).preemptible
 
 
 class TestMinima:
