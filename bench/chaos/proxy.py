@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
+import yaml
 from aiohttp import web
 
 from libs.kube.identity import Identity
+from tools.stack import StackInfo
 
 _GONE = (
     b'{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",'
@@ -40,13 +43,29 @@ class Proxy:
         self._rng = rng
         self._watches: set[asyncio.Event] = set()
         self._session: aiohttp.ClientSession | None = None
+        self._let_go = asyncio.Event()
+        self._let_go.set()
+        self._held_back: Callable[[str, str], bool] = lambda _method, _path: False
         self.trouble = Trouble()
+        #: Lines of watches that never arrive, by the watch's path and the line.
+        self.forget: Callable[[str, bytes], bool] | None = None
         self.url = ""
         self.caused = 0
+        #: Requests that wait in here.
+        self.held = 0
 
     def close_watches_as_too_old(self) -> None:
         for event in self._watches:
             event.set()
+
+    def hold_back(self, which: Callable[[str, str], bool]) -> None:
+        """Requests that fit (method, path) get no further than here until `let_go`, whoever sent them lives or not."""
+        self._held_back = which
+        self._let_go.clear()
+
+    def let_go(self) -> None:
+        self._held_back = lambda _method, _path: False
+        self._let_go.set()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -63,6 +82,7 @@ class Proxy:
         try:
             yield
         finally:
+            self.let_go()
             self.close_watches_as_too_old()
             await self._session.close()
             await runner.cleanup()
@@ -73,6 +93,10 @@ class Proxy:
         write = request.method != "GET" and "/leases/" not in request.path
         if write and trouble.delay_s:
             await asyncio.sleep(self._rng.uniform(0, trouble.delay_s))
+        if self._held_back(request.method, request.path):
+            self.held += 1
+            await self._let_go.wait()
+            self.held -= 1
         if write and trouble.refuse and self._rng.random() < trouble.share:
             self.caused += 1
             if self._rng.random() < trouble.applied:
@@ -118,6 +142,7 @@ class Proxy:
         too_old = asyncio.Event()
         self._watches.add(too_old)
         ended = asyncio.create_task(too_old.wait(), name="watch to be closed")
+        rest = b""
         try:
             while True:
                 chunk = asyncio.create_task(answer.content.readany(), name="watch chunk")
@@ -125,14 +150,34 @@ class Proxy:
                 if not chunk.done():
                     chunk.cancel()
                     await asyncio.gather(chunk, return_exceptions=True)
-                    await out.write(b"\n" + _GONE)
+                    await out.write(_GONE)
                     return out
                 content = chunk.result()
                 if not content:
                     return out
-                await out.write(content)
+                *lines, rest = (rest + content).split(b"\n")
+                forget = self.forget
+                kept = [line for line in lines if forget is None or not forget(request.path, line)]
+                if kept:
+                    await out.write(b"\n".join(kept) + b"\n")
         except (aiohttp.ClientError, OSError):
             return out
         finally:
             self._watches.discard(too_old)
             ended.cancel()
+
+
+def leads_through(proxy: Proxy, info: StackInfo, directory: Path) -> Callable[[str], dict[str, str]]:
+    """Settings that lead a service through the proxy, with its own account's token; files are made in `directory`."""
+
+    def environment(service: str) -> dict[str, str]:
+        target = directory / f"{service}.kubeconfig"
+        if not target.exists():
+            config = yaml.safe_load(info.kubeconfig_for(service).read_text())
+            for cluster in config["clusters"]:
+                cluster["cluster"] = {"server": proxy.url}
+            target.write_text(yaml.safe_dump(config))
+            target.chmod(0o600)
+        return {"DRYSTONE_KUBECONFIG": str(target)}
+
+    return environment

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from bench.chaos.faults import FAULTS, SERVICES, Ground
 from bench.chaos.kubelet import HonestKubelets, held_twice
 from bench.chaos.load import NAMESPACE, Stream
-from bench.chaos.proxy import Proxy, Trouble
+from bench.chaos.proxy import Proxy, Trouble, leads_through
 from bench.pipeline import prepare
 from libs.domain.jobs import Phase
 from libs.host.laws import violations
@@ -66,7 +64,7 @@ async def run(rounds: int, seed: int, *, only: str = "", keep: Path | None = Non
                 await prepare(info, load, NODES)
                 proxy = Proxy(from_kubeconfig(info.kubeconfig), random.Random(seed))
                 async with proxy.serving(), Fleet(info, directory / "services") as fleet:
-                    ground = Ground(stack, fleet, proxy, random.Random(seed), _through(proxy, stack, directory))
+                    ground = Ground(stack, fleet, proxy, random.Random(seed), leads_through(proxy, info, directory))
                     for service in SERVICES:
                         for _ in range(2):
                             ground.spawn(service)
@@ -75,22 +73,6 @@ async def run(rounds: int, seed: int, *, only: str = "", keep: Path | None = Non
                     return await _rounds(ground, load, rounds, seed, only, report)
         finally:
             await asyncio.to_thread(stack.down)
-
-
-def _through(proxy: Proxy, stack: Stack, directory: Path) -> Callable[[str], dict[str, str]]:
-    """Settings that lead a service through the proxy, with its own account's token."""
-
-    def environment(service: str) -> dict[str, str]:
-        target = directory / f"{service}.kubeconfig"
-        if not target.exists():
-            config = yaml.safe_load(stack.info.kubeconfig_for(service).read_text())
-            for cluster in config["clusters"]:
-                cluster["cluster"] = {"server": proxy.url}
-            target.write_text(yaml.safe_dump(config))
-            target.chmod(0o600)
-        return {"DRYSTONE_KUBECONFIG": str(target)}
-
-    return environment
 
 
 async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str, report: Report) -> dict[str, Any]:
