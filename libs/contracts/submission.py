@@ -104,11 +104,45 @@ class ShortTemplate(_Model):
     resources: ShortResources = ShortResources()
 
 
+_Level = Annotated[
+    str, Field(max_length=317, pattern=r"^([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+]
+
+
+class SubmitNear(_Model):
+    """Levels by name (zone, rack, nvlink, host) or by the key of a node label. `required`: all in one domain of that
+    level; `preferred`: in one if one takes all, else in as narrow and as few ones as can be."""
+
+    required: _Level | None = None
+    preferred: _Level | None = None
+
+
+class SubmitGroups(SubmitNear):
+    """The same for each `size` replicas of consecutive index."""
+
+    size: Annotated[int, Field(ge=1, le=100_000, strict=True)]
+
+
+class SubmitRoleNear(SubmitNear):
+    groups: SubmitGroups | None = None
+
+
+class SubmitPrecision(_Model):
+    """What is computed in. `required`: only on GPUs that are not known to lack it."""
+
+    kind: Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "mixed"]
+    required: Annotated[bool, Field(strict=True)] = False
+
+
 class SubmitRole(_Model):
     name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,30}[a-z0-9])?$")] = "worker"
     replicas: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 1
     min: Annotated[int, Field(ge=0, le=100_000, strict=True)] | None = None
     template: dict[str, Any]
+    #: Of this role, within what the job says.
+    topology: SubmitRoleNear | None = None
+    #: Instead of the job's.
+    precision: SubmitPrecision | None = None
 
     @model_validator(mode="after")
     def _min(self) -> SubmitRole:
@@ -132,6 +166,9 @@ class SubmitJob(_Model):
     #: How long a task will run, and how often it saves what it has done.
     expectedSeconds: _Seconds | None = None
     checkpointSeconds: _Seconds | None = None
+    #: Of all tasks together.
+    topology: SubmitNear | None = None
+    precision: SubmitPrecision | None = None
     roles: Annotated[tuple[SubmitRole, ...], Field(min_length=1, max_length=32)]
 
     @model_validator(mode="after")
@@ -268,6 +305,7 @@ def _accept(job: SubmitJob, tenant: TenantPolicy, foreign: Collection[str]) -> S
         said = {"name": role.name, "replicas": role.replicas, "template": template}
         if role.min is not None:
             said["min"] = role.min
+        said |= _wishes(role)
         roles.append(said)
     spec: dict[str, Any] = {
         "id": job.id,
@@ -288,9 +326,17 @@ def _accept(job: SubmitJob, tenant: TenantPolicy, foreign: Collection[str]) -> S
         spec["expectedSeconds"] = job.expectedSeconds
     if job.checkpointSeconds is not None:
         spec["checkpointSeconds"] = job.checkpointSeconds
+    spec |= _wishes(job)
     digest = hashlib.sha256(json.dumps([namespace, spec], sort_keys=True).encode()).hexdigest()[:40]
     spec["hash"] = digest
     return Submission(job.id, namespace, spec, digest)
+
+
+def _wishes(said: SubmitJob | SubmitRole) -> dict[str, Any]:
+    """Topology and precision as the object says them, where they are said."""
+    wishes = {"topology": said.topology, "precision": said.precision}
+    found = {name: wish.model_dump(exclude_none=True) for name, wish in wishes.items() if wish is not None}
+    return {name: wish for name, wish in found.items() if wish}
 
 
 def _template(said: dict[str, Any], path: str, tenant: TenantPolicy, priority: str) -> dict[str, Any] | Rejected:

@@ -47,6 +47,7 @@ def node_of(seen: NodeObject) -> Node:
     device_mib = int(labels[keys.NODE_GPU_MEMORY]) if labels.get(keys.NODE_GPU_MEMORY, "").isdecimal() else 0
     model = labels.get(keys.NODE_GPU_MODEL, "")
     gpus = tuple(Gpu(index=i, mib=device_mib, model=model) for i in range(count))
+    nvlink = _nvlink(meta.annotations or {}, labels, count)
     extra = {
         name: amount
         for name in sorted(allocatable)
@@ -58,7 +59,19 @@ def node_of(seen: NodeObject) -> Node:
         name=meta.name,
         uid=meta.uid,
         version=meta.resource_version,
-        spec=_digest(labels, taints, unschedulable, ready, cpu, mem, pods, count, closed, *([extra] if extra else [])),
+        spec=_digest(
+            labels,
+            taints,
+            unschedulable,
+            ready,
+            cpu,
+            mem,
+            pods,
+            count,
+            closed,
+            *([extra] if extra else []),
+            *([nvlink] if nvlink else []),
+        ),
         cpu=cpu,
         mem=mem,
         pods=pods,
@@ -69,6 +82,7 @@ def node_of(seen: NodeObject) -> Node:
         ready=ready,
         gpus_closed=closed,
         extra=extra,
+        nvlink=nvlink,
     )
 
 
@@ -97,6 +111,29 @@ def _devices(allocatable: int, labels: dict[str, str]) -> int:
     if replicas <= 1:
         return allocatable
     return min(_number(labels.get(_COUNT, "")) or allocatable, allocatable // replicas)
+
+
+def _nvlink(annotations: dict[str, str], labels: dict[str, str], count: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of indices: "0,1,2,3;4,5,6,7", or as a label, which has fewer characters to spell with, "0-3_4-7". Nothing
+    where the text says anything else, names a device twice, or one that is not there."""
+    text = annotations.get(keys.NVLINK_GROUPS) or labels.get(keys.NVLINK_GROUPS, "")
+    groups: list[tuple[int, ...]] = []
+    for part in text.replace(" ", "").replace("_", ";").split(";") if text else ():
+        indices: list[int] = []
+        for piece in part.replace(".", ",").split(","):
+            first, dash, last = piece.partition("-")
+            if not _is_index(first) or (dash and not _is_index(last)):
+                return ()
+            indices.extend(range(int(first), int(last if dash else first) + 1))
+        groups.append(tuple(sorted(indices)))
+    every = [index for group in groups for index in group]
+    if len(set(every)) < len(every) or not all(groups) or any(index >= count for index in every):
+        return ()
+    return tuple(sorted(groups))
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 4
 
 
 def _number(text: str) -> int:

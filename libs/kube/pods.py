@@ -15,6 +15,8 @@ from libs.domain.jobs import GATES, Task
 from libs.domain.nodes import Gpu, Toleration
 from libs.domain.resources import WHOLE, Charge, GpuGrant, Request
 from libs.domain.rules import Rules
+from libs.domain.topology import Topology
+from libs.kube.near import topology_of
 from libs.kube.objects import OwnerReference, Pod, pod_decoder, present
 from libs.kube.requests import asked, tolerations
 from libs.kube.rules import rules_of
@@ -56,6 +58,7 @@ class PodView(msgspec.Struct, frozen=True):
     status_reason: str
     started: float
     rules: Rules | None = None
+    topology: Topology | None = None
 
     @property
     def ours(self) -> bool:
@@ -110,6 +113,7 @@ class PodView(msgspec.Struct, frozen=True):
             created=self.created,
             labels=self.labels,
             rules=self.rules,
+            topology=self.topology,
         )
 
     def charge(self, node_gpus: Sequence[Gpu] | None = None) -> Charge:
@@ -160,6 +164,8 @@ def pod_of(pod: Pod) -> PodView:
     wish = asked(spec, annotations, status)
     problems = list(wish.unsupported)
     rules = rules_of(spec, meta.namespace, labels, problems, meta.name)
+    role, index, attempt = parse_task(annotations.get(keys.TASK, ""))
+    topology = topology_of(labels, annotations, problems, index if role else None)
     unsupported = tuple(problems)
     gang_min = 0
     said_min = annotations.get(keys.GANG_MIN) or labels.get(keys.GANG_MIN)
@@ -168,7 +174,6 @@ def pod_of(pod: Pod) -> PodView:
         if not 0 < gang_min <= 100_000:
             gang_min = 0
             unsupported = (*unsupported, f"{keys.GANG_MIN}: {said_min[:40]!r} is not a number of pods")
-    role, index, attempt = parse_task(annotations.get(keys.TASK, ""))
     return PodView(
         uid=meta.uid,
         name=meta.name,
@@ -199,6 +204,7 @@ def pod_of(pod: Pod) -> PodView:
         status_reason=status.reason or "",
         started=status.start_time.timestamp() if status.start_time else meta.created,
         rules=rules,
+        topology=topology,
     )
 
 

@@ -16,6 +16,7 @@ from libs.domain import keys
 from libs.domain.nodes import Toleration
 from libs.domain.resources import WHOLE, GpuRequest, Request
 from libs.kube.effective import effective
+from libs.kube.near import precision_of
 from libs.kube.objects import PodSpec, PodStatus, present
 from libs.kube.quantities import mib, units
 from libs.kube.shares import HAMI, Share, share_of
@@ -43,6 +44,10 @@ def asked(spec: PodSpec, annotations: Mapping[str, str], status: PodStatus | Non
     problems.extend(_features(spec))
     share = share_of(spec, annotations, problems)
     gpu = _gpu(_whole(amounts.get(keys.GPU_RESOURCE)), share, models_of(annotations), problems)
+    if keys.PRECISION in annotations:
+        kind, required = precision_of(annotations, problems)
+        if kind and gpu.count:
+            gpu = msgspec.structs.replace(gpu, precision=kind, precision_required=required)
     extra = tuple(sorted((n, _whole(amount)) for n, amount in amounts.items() if amount and n not in _OF_THEIR_OWN))
     request = Request(
         cpu=_whole(amounts.get("cpu"), 1000), mem=mib(_whole(amounts.get("memory")), up=True), gpu=gpu, extra=extra

@@ -17,8 +17,11 @@ import msgspec
 from libs.domain import keys
 from libs.domain.jobs import JobHead, Phase, Task
 from libs.domain.plans import Assignment
+from libs.domain.topology import Topology
 from libs.kube.declared import KEYS, Declared
 from libs.kube.grouping import NOTHING_KNOWN, Known, resolve_queue
+from libs.kube.near import KEYS as NEAR_KEYS
+from libs.kube.near import NearSpec, PrecisionSpec, RoleNearSpec, annotations_of, topology_of
 from libs.kube.objects import Meta, template_decoder
 from libs.kube.requests import asked, tolerations
 from libs.kube.rules import rules_of
@@ -37,6 +40,8 @@ class Role(msgspec.Struct, frozen=True, rename="camel"):
     replicas: int = 1
     min: int | None = None
     template: msgspec.Raw = msgspec.Raw(b"{}")
+    topology: RoleNearSpec | None = None
+    precision: PrecisionSpec | None = None
 
 
 class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -54,6 +59,14 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel"):
     preemptible: bool = True
     expected_seconds: int = 0
     checkpoint_seconds: int = 0
+    topology: NearSpec | None = None
+    precision: PrecisionSpec | None = None
+
+    def wishes(self, role: Role) -> dict[str, str]:
+        """What the job and the role say of topology and precision, as annotations of the role's pods."""
+        if self.topology is None and self.precision is None and role.topology is None and role.precision is None:
+            return {}
+        return annotations_of(self.topology, role.topology, self.precision, role.precision)
 
     @property
     def declared(self) -> Declared:
@@ -203,7 +216,9 @@ def expand(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) ->
     tasks: list[Task] = []
     created = view.metadata.created
     for role in view.spec.roles:
-        shape = _shape(bytes(role.template), view.namespace, _labels_of(view))
+        said = tuple(view.spec.wishes(role).items())
+        shape, marks = _shape(bytes(role.template), view.namespace, _labels_of(view), said)
+        near = _nearness(marks, role.replicas) if marks else None
         tasks.extend(
             Task(
                 id=task_id(view.uid, role.name, index, attempt),
@@ -214,11 +229,12 @@ def expand(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) ->
                 request=shape.request,
                 node_selector=shape.node_selector,
                 tolerations=shape.tolerations,
-                unsupported=shape.unsupported,
+                unsupported=shape.unsupported if near is None else (*shape.unsupported, *near[index][1]),
                 created=created,
                 create=True,
                 labels=shape.labels,
                 rules=shape.rules,
+                topology=near[index][0] if near is not None else None,
             )
             for index in range(role.replicas)
         )
@@ -232,19 +248,35 @@ def _labels_of(view: TrainingJobView) -> tuple[tuple[str, str], ...]:
     return (*ours, (keys.JOB, view.name))
 
 
+def _nearness(marks: Mapping[str, str], replicas: int) -> list[tuple[Topology | None, tuple[str, ...]]]:
+    """What each replica is to be near to, with what cannot be read of it."""
+
+    def one(index: int) -> tuple[Topology | None, tuple[str, ...]]:
+        problems: list[str] = []
+        return topology_of({}, marks, problems, index), tuple(problems)
+
+    first = one(0)
+    grouped = first[0] is not None and first[0].group
+    return [one(index) for index in range(replicas)] if grouped else [first] * replicas
+
+
 @lru_cache(maxsize=1024)
-def _shape(template: bytes, namespace: str, ours: tuple[tuple[str, str], ...]) -> Task:
-    """What pods of this template ask for, as a task without identity."""
+def _shape(
+    template: bytes, namespace: str, ours: tuple[tuple[str, str], ...], said: tuple[tuple[str, str], ...] = ()
+) -> tuple[Task, dict[str, str]]:
+    """What pods of this template ask for, as a task without identity, and their annotations where those say what they
+    are to be near to. `said` are annotations that stand before the template's."""
     try:
         decoded = template_decoder.decode(template)
     except msgspec.MsgspecError as error:
-        return Task(id="", name="", namespace="", unsupported=(f"pod template: {error}"[:200],))
-    wish = asked(decoded.spec, decoded.metadata.annotations or {})
+        return Task(id="", name="", namespace="", unsupported=(f"pod template: {error}"[:200],)), {}
+    annotations = {**(decoded.metadata.annotations or {}), **dict(said)}
+    wish = asked(decoded.spec, annotations)
     job = dict(ours)
     labels = {**job, **(decoded.metadata.labels or {}), keys.JOB: job[keys.JOB]}
     problems = list(wish.unsupported)
     rules = rules_of(decoded.spec, namespace, labels, problems)
-    return Task(
+    shape = Task(
         id="",
         name="",
         namespace="",
@@ -255,6 +287,7 @@ def _shape(template: bytes, namespace: str, ours: tuple[tuple[str, str], ...]) -
         labels=labels,
         rules=rules,
     )
+    return shape, {} if NEAR_KEYS.isdisjoint(annotations) else annotations
 
 
 # --- pods ---------------------------------------------------------------------------------------------------
@@ -291,6 +324,7 @@ def pod_manifest(view: TrainingJobView, assignment: Assignment, attempt: int) ->
         "labels": {**prepared.labels, keys.JOB: view.name},
         "annotations": {
             **prepared.annotations,
+            **view.spec.wishes(role),
             **view.spec.declared.annotations(),
             **grant_annotations(assignment),
             keys.JOB_KEY: view.key,

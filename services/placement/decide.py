@@ -120,8 +120,9 @@ def signature(
     scope_of: Callable[[Task], Hashable] = lambda task: task.rules,
 ) -> Hashable:
     """Jobs with equal signatures get equal verdicts from one and the same view. A job whose victims are leaving has
-    room of its own, so it looks like nobody. `scope_of` says what placement rules tell tasks apart by."""
-    if job.evicting is not None:
+    room of its own, one that is to be near its running tasks places of its own: they look like nobody. `scope_of` says
+    what placement rules tell tasks apart by."""
+    if job.evicting is not None or (held and any(task.topology is not None for task in tasks)):
         return job.head.key
     head = job.head
     looks = (_looks(tasks[0], scope_of),) if len(tasks) == 1 else _counted(tasks, scope_of)

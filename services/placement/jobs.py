@@ -278,6 +278,7 @@ class Pending:
             evicting=job.evicting is not None,
             may_evict=may_evict,
             held_roles=self._held_roles(job) if job.head.role_min else {},
+            holds=tuple(sorted(job.bound | job.claims.keys())) if job.bound or job.claims else (),
         )
 
     def _held_roles(self, job: Job) -> dict[str, int]:

@@ -223,6 +223,7 @@ class View:
             ports=fact.ports,
             anti_affinity=fact.anti_affinity,
             claims=fact.claims,
+            topology=fact.topology,
             task=f"{fact.job_uid}/{fact.task}" if fact.task and fact.job_uid else "",
             preemptible=fact.preemptible,
             expected_s=fact.expected_s,

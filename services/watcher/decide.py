@@ -343,6 +343,7 @@ class Picture:
             ports=rules.ports if rules is not None else (),
             anti_affinity=rules.anti_affinity if rules is not None else (),
             claims=rules.claims if rules is not None else (),
+            topology=view.topology if head else None,
             preemptible=head.preemptible if head else True,
             expected_s=head.expected_s if head else 0,
             checkpoint_s=head.checkpoint_s if head else 0,

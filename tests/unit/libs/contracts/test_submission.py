@@ -194,3 +194,38 @@ def test_the_id_is_read_off_events_that_are_no_jobs() -> None:
 def test_a_cancellation_says_which_job_and_nothing_else() -> None:
     assert isinstance(parse_cancel(b'{"id": "a", "force": true}'), Rejected)
     assert not isinstance(parse_cancel(b'{"id": "a"}'), Rejected)
+
+
+def test_topology_and_precision_reach_the_spec_where_they_are_said() -> None:
+    role = {
+        "template": {"image": "i"},
+        "topology": {"required": "rack", "groups": {"size": 4, "required": "nvlink"}},
+        "precision": {"kind": "fp8", "required": True},
+    }
+    said = submit(job(topology={"required": "zone", "preferred": "example.com/row"}, roles=[role]))
+    assert isinstance(said, Submission)
+    assert said.spec["topology"] == {"required": "zone", "preferred": "example.com/row"}
+    assert said.spec["roles"][0]["topology"] == role["topology"]
+    assert said.spec["roles"][0]["precision"] == role["precision"]
+    plain = submit(job())
+    assert isinstance(plain, Submission)
+    assert not {"topology", "precision"} & (plain.spec.keys() | plain.spec["roles"][0].keys())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "path"),
+    [
+        ({"topology": {"required": "two words"}}, "topology.required"),
+        ({"topology": {"groups": {"size": 2}}}, "topology.groups"),
+        ({"precision": {"kind": "fp12"}}, "precision.kind"),
+        ({"precision": {"required": True}}, "precision.kind"),
+        (
+            {"roles": [{"template": {"image": "i"}, "topology": {"groups": {"size": 0}}}]},
+            "roles.0.topology.groups.size",
+        ),
+    ],
+)
+def test_a_wish_that_cannot_be_read_is_refused_where_it_stands(wrong: dict[str, Any], path: str) -> None:
+    said = submit(job(**wrong))
+    assert isinstance(said, Rejected)
+    assert said.path == path
