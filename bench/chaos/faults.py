@@ -10,12 +10,16 @@ import random
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
 import redis.asyncio
+import yaml
 
 from bench.chaos import messages
 from bench.chaos.proxy import Proxy, Trouble
+from bench.chaos.relay import Line
 from tools.fleet import Fleet, Member
 from tools.stack import Stack, StackInfo
 
@@ -24,9 +28,13 @@ SERVICES: Final = ("watcher", "placement", "binder", "preemptor")
 PAUSE_S: Final = 20.0
 
 
+#: Longer than a lease lasts and a claim is waited for.
+CUT_S: Final = 20.0
+
+
 @dataclass(slots=True)
 class Ground:
-    """What faults work on."""
+    """What faults work on. Every replica reaches the API server and Redis by lines of its own, by its name."""
 
     stack: Stack
     fleet: Fleet
@@ -34,7 +42,7 @@ class Ground:
     rng: random.Random
     environment: Callable[[str], dict[str, str]]
     spawned: int = 0
-    report: list[str] = field(default_factory=list)
+    lines: dict[str, list[Line]] = field(default_factory=dict)
 
     @property
     def info(self) -> StackInfo:
@@ -43,9 +51,43 @@ class Ground:
     def one_of(self, service: str) -> Member:
         return self.rng.choice([m for m in self.fleet.members if m.service == service])
 
-    def spawn(self, service: str) -> None:
+    async def spawn(self, service: str) -> None:
         self.spawned += 1
-        self.fleet.spawn(service, f"r{self.spawned}", **self.environment(service))
+        replica = f"r{self.spawned}"
+        told = self.environment(service)
+        to_api, to_redis = await _line(self.proxy.url), await _line(self.info.redis_url)
+        told["DRYSTONE_KUBECONFIG"] = _led(Path(told["DRYSTONE_KUBECONFIG"]), replica, to_api.address)
+        told["DRYSTONE_REDIS_URL"] = _through(self.info.redis_url, to_redis.address)
+        member = self.fleet.spawn(service, replica, **told)
+        self.lines[member.name] = [to_api, to_redis]
+
+    async def close(self) -> None:
+        for line in [line for lines in self.lines.values() for line in lines]:
+            await line.close()
+
+
+async def _line(url: str) -> Line:
+    parts = urlsplit(url)
+    line = Line(parts.hostname or "127.0.0.1", parts.port or 0)
+    await line.open()
+    return line
+
+
+def _through(url: str, address: str) -> str:
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}{at}{address}"))
+
+
+def _led(kubeconfig: Path, replica: str, address: str) -> str:
+    """A copy of the file with the server at `address`."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    for cluster in config["clusters"]:
+        cluster["cluster"]["server"] = f"http://{address}"
+    target = kubeconfig.with_suffix(f".{replica}")
+    target.write_text(yaml.safe_dump(config))
+    target.chmod(0o600)
+    return str(target)
 
 
 Fault = Callable[[Ground], Awaitable[None]]
@@ -55,7 +97,7 @@ def killed(service: str) -> Fault:
     async def fault(ground: Ground) -> None:
         ground.fleet.kill(ground.one_of(service))
         await asyncio.sleep(ground.rng.uniform(0.0, 5.0))
-        ground.spawn(service)
+        await ground.spawn(service)
 
     return fault
 
@@ -78,7 +120,23 @@ def restarted(service: str) -> Fault:
         member.process.terminate()
         await asyncio.to_thread(member.process.wait, 30)
         ground.fleet.members.remove(member)
-        ground.spawn(service)
+        await ground.spawn(service)
+
+    return fault
+
+
+def cut_off(service: str) -> Fault:
+    """One replica reaches neither the API server nor the ledger; Kafka, which has addresses of its own, it reaches."""
+
+    async def fault(ground: Ground) -> None:
+        lines = ground.lines[ground.one_of(service).name]
+        for line in lines:
+            line.cut()
+        try:
+            await asyncio.sleep(CUT_S)
+        finally:
+            for line in lines:
+                line.mend()
 
     return fault
 
@@ -141,6 +199,7 @@ FAULTS: Final[dict[str, Fault]] = {
     **{f"{service} killed": killed(service) for service in SERVICES},
     **{f"{service} paused": paused(service) for service in SERVICES},
     **{f"{service} restarted": restarted(service) for service in SERVICES},
+    **{f"{service} cut off": cut_off(service) for service in SERVICES},
     **{f"{part} killed": part_killed(part) for part in ("kafka", "redis", "apiserver")},
     "etcd stalled": part_stalled("etcd", 6.0),
     "kafka stalled": part_stalled("kafka", 12.0),

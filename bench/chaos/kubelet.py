@@ -8,6 +8,7 @@ working whatever is broken between the services.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import msgspec
 
 from libs.domain import keys
 from libs.domain.nodes import Node
+from libs.domain.resources import WHOLE
 from libs.kube import writes
 from libs.kube.grouping import job_key
 from libs.kube.nodes import parse_node
@@ -29,7 +31,7 @@ _LEAVE_S: Final = 0.2
 
 class HonestKubelets:
     """`run()` until cancelled; it ends by itself where a kubelet is not let do its work. `pods` are those that exist,
-    by uid."""
+    by uid; `refusals` come with the key of the job; `journal` has what was seen of each job's pods, with wall times."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
@@ -37,7 +39,8 @@ class HonestKubelets:
         self._nodes: dict[str, Node] = {}
         self._busy: set[str] = set()
         self.pods: dict[str, PodView] = {}
-        self.refusals: list[Refused] = []
+        self.refusals: list[tuple[str, Refused]] = []
+        self.journal: dict[str, list[tuple[float, str]]] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -66,6 +69,8 @@ class HonestKubelets:
         listed = {pod.uid: pod for pod in map(parse_pod, raws)}
         for uid in self.pods.keys() - listed.keys():
             self._gone(uid)
+        for pod in listed.values():
+            self._note(pod)
         self.pods = listed
         for pod in listed.values():
             self._sync(pod)
@@ -76,14 +81,26 @@ class HonestKubelets:
             if kind == "DELETED":
                 self._gone(pod.uid)
             else:
+                self._note(pod)
                 self.pods[pod.uid] = pod
                 self._sync(pod)
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
     def _gone(self, uid: str) -> None:
-        self.pods.pop(uid, None)
+        pod = self.pods.pop(uid, None)
         self._admission.release(uid)
+        if pod is not None:
+            self._write_down(pod, "is gone")
+
+    def _note(self, pod: PodView) -> None:
+        """Before `pods` has this version: what is new about it goes into the journal."""
+        before, now = (_looks(p) if p is not None else "" for p in (self.pods.get(pod.uid), pod))
+        if before != now:
+            self._write_down(pod, now)
+
+    def _write_down(self, pod: PodView, what: str) -> None:
+        self.journal.setdefault(job_key(pod), []).append((time.time(), f"pod {pod.name} {what}"))
 
     def _sync(self, pod: PodView) -> None:
         if not pod.node:
@@ -103,7 +120,7 @@ class HonestKubelets:
             return  # no kubelet there: it stays Pending, as on a real cluster
         reason, message = self._admission.admit(node, pod.uid, pod.charge(node.gpus))
         if reason:
-            self.refusals.append(Refused(f"{pod.namespace}/{pod.name}", pod.node, reason, message))
+            self.refusals.append((job_key(pod), Refused(f"{pod.namespace}/{pod.name}", pod.node, reason, message)))
             self._begin(pod, self._status(pod, {"phase": "Failed", "reason": reason, "message": message}))
             return
         self._begin(pod, self._live(pod))
@@ -157,12 +174,19 @@ class HonestKubelets:
         raise RuntimeError(f"kubelet could not {method} {path}: {answer.status} {answer.body[:300]!r}")
 
 
-def held_twice(pods: list[PodView]) -> set[str]:
-    """Devices that more is promised of than there is, by the annotations of pods that hold room."""
+def _looks(pod: PodView) -> str:
+    where = f" on {pod.node}, GPUs {pod.annotations.get(keys.GPUS, '')}, claim {pod.claim}" if pod.node else " unbound"
+    return pod.phase + (f" ({pod.status_reason})" if pod.status_reason else "") + where + ", leaving" * pod.terminating
+
+
+def held_twice(pods: list[PodView]) -> dict[str, list[PodView]]:
+    """Devices that more is promised of than there is, by the annotations of pods that hold room, and those pods."""
     milli: dict[tuple[str, int], int] = {}
+    there: dict[tuple[str, int], list[PodView]] = {}
     for pod in pods:
         if pod.holds and pod.annotations.get(keys.GPUS):
             for grant in pod.charge().gpus:
                 place = (pod.node, grant.index)
                 milli[place] = milli.get(place, 0) + grant.milli
-    return {f"{node}/{index}: {used} milli" for (node, index), used in milli.items() if used > 1000}
+                there.setdefault(place, []).append(pod)
+    return {f"{node}/{index}": there[node, index] for (node, index), used in milli.items() if used > WHOLE}

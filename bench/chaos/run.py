@@ -1,19 +1,20 @@
 """Rounds of chaos: begin work, break something, heal it, and hold the system to its laws.
 
-Watched all the time: no device promised twice, no pod refused by a kubelet. At the end of each round, within a minute
-after the last part is back: `drystone check` is clean, everything that can run has run, no accepted job is lost; and
-with all jobs and pods deleted the ledger holds nothing. A round that fails prints its seed, what was broken and the
-story of what is left.
+Watched all the time: no device promised twice, by pods or by the ledger, no pod refused by a kubelet. At the end of
+each round, within a minute after the last part is back: `drystone check` is clean, everything that can run has run, no
+accepted job is lost; and with all jobs and pods deleted the ledger holds nothing. A round that fails prints its seed,
+what was broken, and the story of the jobs it speaks of.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,14 +22,16 @@ from bench.chaos.faults import FAULTS, SERVICES, Ground
 from bench.chaos.kubelet import HonestKubelets, held_twice
 from bench.chaos.load import NAMESPACE, Stream
 from bench.chaos.proxy import Proxy, Trouble, leads_through
+from bench.chaos.story import stories
 from bench.pipeline import prepare
 from libs.domain.jobs import Phase
+from libs.domain.resources import WHOLE
 from libs.host.laws import violations
 from libs.kube import trainingjobs
+from libs.kube.grouping import job_key
 from libs.kube.identity import from_kubeconfig
-from libs.kube.pods import PodView
 from libs.kube.writes import list_all
-from libs.store.port import LedgerUnavailable
+from libs.store.port import LedgerUnavailable, StaleGeneration
 from libs.store.redis import RedisLedger
 from tools.fleet import Fleet
 from tools.load import Load
@@ -38,6 +41,8 @@ Report = Callable[[str], None]
 NODES: Final = 8
 WORK_S: Final = 15.0
 HEALED_S: Final = 60.0
+#: Stories told of one round; what else is broken has mostly the same cause.
+STORIES: Final = 3
 
 
 @dataclass(slots=True)
@@ -49,7 +54,16 @@ class Round:
     settled_s: float
     emptied_s: float
     accepted: int
-    problems: list[str]
+    problems: list[Problem]
+    stories: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, and the key of the job it is about, where there is one."""
+
+    what: str
+    job: str = ""
 
 
 async def run(rounds: int, seed: int, *, only: str = "", keep: Path | None = None, report: Report) -> dict[str, Any]:
@@ -67,10 +81,13 @@ async def run(rounds: int, seed: int, *, only: str = "", keep: Path | None = Non
                     ground = Ground(stack, fleet, proxy, random.Random(seed), leads_through(proxy, info, directory))
                     for service in SERVICES:
                         for _ in range(2):
-                            ground.spawn(service)
+                            await ground.spawn(service)
                     fleet.spawn("metrics-collector", **ground.environment("metrics-collector"))
                     await fleet.wait_ready(60.0)
-                    return await _rounds(ground, load, rounds, seed, only, report)
+                    try:
+                        return await _rounds(ground, load, rounds, seed, only, report)
+                    finally:
+                        await ground.close()
         finally:
             await asyncio.to_thread(stack.down)
 
@@ -79,9 +96,12 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
     nodes = [f"node-{n:05d}" for n in range(NODES)]
     done: list[Round] = []
     kubelets = HonestKubelets(load.kube)
-    twice: set[str] = set()
-    watching = asyncio.create_task(kubelets.run(), name="kubelets")
-    polling = asyncio.create_task(_poll(kubelets, twice), name="devices")
+    twice: set[Problem] = set()
+    watchers = [
+        asyncio.create_task(kubelets.run(), name="kubelets"),
+        asyncio.create_task(_poll_pods(kubelets, twice), name="devices of pods"),
+        asyncio.create_task(_poll_ledger(ground.info.redis_url, twice), name="devices in the ledger"),
+    ]
     try:
         for n in range(rounds):
             rng = random.Random(seed + n)
@@ -89,21 +109,21 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
             ground.proxy.trouble = Trouble()
             names = only.split(" + ") if only else rng.sample(sorted(FAULTS), rng.choice((1, 1, 2)))
             stream = Stream(load.kube, ground.info.kafka_bootstrap, nodes, rng)
-            found = await _round(ground, load, stream, kubelets, seed + n, names)
-            found.problems += sorted(twice) + [f"refused by kubelet: {r}" for r in kubelets.refusals]
-            twice.clear()
-            kubelets.refusals.clear()
+            found = await _round(ground, load, stream, kubelets, seed + n, names, twice)
             done.append(found)
             report(
                 f"round {n + 1}, seed {found.seed}, {' + '.join(names)}: {found.accepted} accepted, "
-                f"done {found.settled_s:.1f} s after healing" + "".join(f"\n  BROKEN {p}" for p in found.problems)
+                f"done {found.settled_s:.1f} s after healing, empty after {found.emptied_s:.1f} s"
+                + "".join(f"\n  BROKEN {p.what}" for p in found.problems)
+                + "".join(f"\n  {text}" for text in found.stories)
             )
-            if watching.done() or polling.done():
-                raise RuntimeError("the checker ended") from (watching.exception() if watching.done() else None)
+            for task in watchers:
+                if task.done():
+                    raise RuntimeError(f"the checker of {task.get_name()} ended") from task.exception()
     finally:
-        for task in (watching, polling):
+        for task in watchers:
             task.cancel()
-        await asyncio.gather(watching, polling, return_exceptions=True)
+        await asyncio.gather(*watchers, return_exceptions=True)
     return {
         "rounds": len(done),
         "broken": sum(bool(r.problems) for r in done),
@@ -111,20 +131,56 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
         "settled_s_max": round(max((r.settled_s for r in done), default=0.0), 1),
         "emptied_s_max": round(max((r.emptied_s for r in done), default=0.0), 1),
         "each": [
-            {"seed": r.seed, "faults": r.faults, "settled_s": round(r.settled_s, 1), "problems": r.problems}
+            {
+                "seed": r.seed,
+                "faults": r.faults,
+                "accepted": r.accepted,
+                "settled_s": round(r.settled_s, 1),
+                "emptied_s": round(r.emptied_s, 1),
+                "problems": [p.what for p in r.problems],
+            }
             for r in done
         ],
     }
 
 
-async def _poll(kubelets: HonestKubelets, twice: set[str]) -> None:
+async def _poll_pods(kubelets: HonestKubelets, twice: set[Problem]) -> None:
+    """What the API server says: devices by the annotations of pods that hold room."""
     while True:
-        twice |= {f"device promised twice: {what}" for what in held_twice(list(kubelets.pods.values()))}
+        for place, pods in held_twice(list(kubelets.pods.values())).items():
+            names = ", ".join(sorted(f"{p.name} ({p.uid})" for p in pods))
+            twice.update(Problem(f"device promised twice: {place} to {names}", job_key(p)) for p in pods[:2])
         await asyncio.sleep(0.05)
 
 
+async def _poll_ledger(url: str, twice: set[Problem]) -> None:
+    """What the ledger says: used room of every device, claims and earmarks included."""
+    ledger = RedisLedger(url)
+    try:
+        while True:
+            try:
+                page = await ledger.dump()
+                for use in page.nodes:
+                    for index, (milli, _) in enumerate(use.gpus):
+                        if milli > WHOLE:
+                            twice.add(
+                                Problem(f"device promised twice by the ledger: {use.node}/{index}: {milli} milli")
+                            )
+            except (LedgerUnavailable, StaleGeneration):
+                pass  # killed, emptied or being rebuilt: looked at again as soon as it answers
+            await asyncio.sleep(0.2)
+    finally:
+        await ledger.close()
+
+
 async def _round(
-    ground: Ground, load: Load, stream: Stream, kubelets: HonestKubelets, seed: int, names: list[str]
+    ground: Ground,
+    load: Load,
+    stream: Stream,
+    kubelets: HonestKubelets,
+    seed: int,
+    names: list[str],
+    twice: set[Problem],
 ) -> Round:
     rng = random.Random(seed)
     work = asyncio.create_task(stream.run(f"s{seed}", WORK_S), name="work")
@@ -138,59 +194,108 @@ async def _round(
             tasks.create_task(breaks(name), name=name)
     await work
     await stream.open_all_nodes()
-    problems: list[str] = []
+    problems: list[Problem] = []
     healed = time.monotonic()
     left = await _until(lambda: _unfinished(load, stream, kubelets), HEALED_S)
-    problems += [f"not done: {what}" for what in left[:10]]
+    problems += left[:10]
     settled = time.monotonic() - healed
     ledger = RedisLedger(ground.info.redis_url)
     try:
         await ledger.open()
-        problems += [f"{v.law}: {v.about}: {v.detail}" for v in await violations(load.kube, ledger)]
+        problems += await _until(lambda: _not_ready(ground.fleet), max(0.0, HEALED_S - settled))
+        problems += await _broken_laws(load, ledger, kubelets)
         accepted = len(stream.told.pods) + len(stream.told.jobs)
+        told = await _stories(ground, kubelets, ledger, problems) if problems else []
         await stream.remove_all()
         emptying = time.monotonic()
-        held = await _until(lambda: _held(ledger), HEALED_S)
-        problems += [f"leaked: {what}" for what in held[:10]]
+        leaked = await _until(lambda: _held(ledger), HEALED_S)
+        emptied = time.monotonic() - emptying
+        late = [*leaked[:10], *sorted(twice, key=lambda p: p.what)]
+        late += [Problem(f"refused by kubelet: {refused}", job) for job, refused in kubelets.refusals]
+        twice.clear()
+        kubelets.refusals.clear()
+        told += await _stories(ground, kubelets, ledger, late, but=[p.job for p in problems]) if late else []
     finally:
         await ledger.close()
-    return Round(seed, names, settled, time.monotonic() - emptying, accepted, problems)
+    kubelets.journal.clear()
+    return Round(seed, names, settled, emptied, accepted, [*problems, *late], told)
 
 
-async def _until(look: Callable[[], Any], limit_s: float) -> list[str]:
+async def _broken_laws(load: Load, ledger: RedisLedger, kubelets: HonestKubelets) -> list[Problem]:
+    """What `drystone check` finds."""
+    jobs = {f"{p.namespace}/{p.name}": job_key(p) for p in kubelets.pods.values()}
+    return [
+        Problem(f"{v.law}: {v.about}: {v.detail}", jobs.get(v.about, v.about if v.about in kubelets.journal else ""))
+        for v in await violations(load.kube, ledger)
+    ]
+
+
+async def _stories(
+    ground: Ground,
+    kubelets: HonestKubelets,
+    ledger: RedisLedger,
+    problems: list[Problem],
+    but: Collection[str] = (),
+) -> list[str]:
+    jobs = [p.job for p in problems if p.job and p.job not in but]
+    with contextlib.suppress(LedgerUnavailable):
+        holders = [h async for h in ledger.all_holders()]
+        return await stories(
+            list(dict.fromkeys(jobs))[:STORIES],
+            journal=kubelets.journal,
+            bootstrap=ground.info.kafka_bootstrap,
+            holders=holders,
+            logs=ground.fleet.directory,
+        )
+    return ["no stories: the ledger does not answer"]
+
+
+async def _until(look: Callable[[], Awaitable[list[Problem]]], limit_s: float) -> list[Problem]:
     """What is left after the limit; empty as soon as nothing is."""
     until = time.monotonic() + limit_s
     while True:
-        left: list[str] = await look()
+        left = await look()
         if not left or time.monotonic() > until:
             return left
         await asyncio.sleep(0.25)
 
 
-async def _unfinished(load: Load, stream: Stream, kubelets: HonestKubelets) -> list[str]:
+async def _unfinished(load: Load, stream: Stream, kubelets: HonestKubelets) -> list[Problem]:
     """Pods that have not ended, and accepted jobs without an end."""
-    left = [_story(pod) for pod in kubelets.pods.values() if not pod.ended and pod.namespace == NAMESPACE]
+    left = [
+        Problem(
+            f"not done: pod {pod.name} is {pod.phase} on {pod.node or 'no node'}{', leaving' * pod.terminating}",
+            job_key(pod),
+        )
+        for pod in kubelets.pods.values()
+        if not pod.ended and pod.namespace == NAMESPACE
+    ]
     if left:
         return left
     listed = await list_all(load.kube, trainingjobs.path(NAMESPACE))
     objects = {view.name: view for view in map(trainingjobs.parse, listed.items)}
     for id_ in sorted(stream.told.jobs):
-        view = objects.get(trainingjobs.object_name("default", id_))
+        name = trainingjobs.object_name("default", id_)
+        view, key = objects.get(name), f"job/{NAMESPACE}/{name}"
         if view is None and id_ not in stream.told.cancelled:
-            left.append(f"job {id_} was accepted and has no object")
+            left.append(Problem(f"lost: job {id_} was accepted and has no object", key))
         elif view is not None and not view.ended:
-            left.append(f"job {id_}: {view.status}")
+            left.append(Problem(f"not done: job {id_}: {view.status}", key))
         elif view is not None and view.status.phase is Phase.FAILED:
-            left.append(f"job {id_} failed, and none of its programs did: {view.status}")
+            left.append(Problem(f"lost: job {id_} failed, and none of its programs did: {view.status}", key))
     return left
 
 
-def _story(pod: PodView) -> str:
-    return f"pod {pod.name} {pod.phase} node={pod.node} terminating={pod.terminating} job={pod.annotations}"
+async def _not_ready(fleet: Fleet) -> list[Problem]:
+    """Replicas that do not do their part again: of placement, one that has not taken what it owns."""
+    answers = await asyncio.gather(*(asyncio.to_thread(member.ready) for member in fleet.members))
+    return [
+        Problem(f"stuck: {m.name} is not ready") for m, ready in zip(fleet.members, answers, strict=True) if not ready
+    ]
 
 
-async def _held(ledger: RedisLedger) -> list[str]:
+async def _held(ledger: RedisLedger) -> list[Problem]:
     try:
-        return [f"{h.state} {h.id} on {h.node}" async for h in ledger.all_holders()]
+        return [Problem(f"leaked: {h.state} {h.id} on {h.node}", h.job) async for h in ledger.all_holders()]
     except LedgerUnavailable as error:
-        return [str(error)]
+        return [Problem(f"leaked: {error}")]
