@@ -18,6 +18,7 @@ from libs.domain.topology import LEVELS, Level, Topology
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Verdict
 from libs.domain.volumes import Claim
+from libs.engine.fair.shares import Shares
 
 
 class PendingJob(msgspec.Struct, frozen=True):
@@ -94,6 +95,8 @@ class Decision:
     placements: tuple[Placement, ...] = ()
     victims: tuple[Victim, ...] = ()
     leftover: Verdict | None = None
+    #: Why the victims yield: "priority", or "consolidate" where each has another place to go to.
+    rule: str = "priority"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +104,21 @@ class EngineConfig:
     """`weights` are policy name -> weight. `candidates` > 1 draws among that many best nodes (for replicas that
     contend), with a generator seeded by `seed`. `typical` replaces the mix of tasks that policies learn by a fixed one:
     requests, and how often they come. Without `explain` a refusal says only that nothing fits. `levels` are the kinds
-    of topology domains, widest first."""
+    of topology domains, widest first. With `consolidate` running tasks are moved where that lets a job in, each only
+    after it has run for `consolidate_after_s`."""
 
     weights: dict[str, int] = field(default_factory=lambda: {"drystone": 1})
     candidates: int = 1
     seed: int = 0
     typical: tuple[tuple[Request, int], ...] = ()
     explain: bool = True
+    consolidate: bool = False
+    consolidate_after_s: float = 600.0
+    #: Knobs, 0 to 100, of the order between queues (see `fair.shares`). A job that has waited `overdue_s` is the first
+    #: of its queue.
+    fairness: int = 100
+    history: int = 0
+    overdue_s: float = 129_600.0
     levels: tuple[Level, ...] = LEVELS
 
 
@@ -166,9 +177,15 @@ class Engine(Protocol):
         ...
 
     def decide(self, jobs: list[PendingJob], now: float = 0.0) -> list[Decision]:
-        """Decide in the given jobs' order of (priority, age, key), later ones seeing what earlier ones took. What was
+        """Decide in the order of the line over the queues (see `fair.line`; within a queue by priority, age, key),
+        whatever order the jobs are given in, later ones seeing what earlier ones took. What was
         taken stays in the snapshot as tentative until `settle`. `now` (seconds since the epoch; 0: unknown) tells how
         long pods have run."""
+        ...
+
+    @property
+    def shares(self) -> Shares:
+        """Where queues stand, by what the ledger says is used."""
         ...
 
     def settle(self) -> None:

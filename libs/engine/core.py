@@ -7,7 +7,7 @@ is superfluous; the same facts and jobs give the same decisions, in whatever ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 
 from libs.domain.jobs import Task
 from libs.domain.nodes import Node
@@ -16,7 +16,8 @@ from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
 from libs.engine.api import Decision, EngineConfig, PendingJob, RunningTask
-from libs.engine.ask import Scope, ask_key
+from libs.engine.ask import ask_key
+from libs.engine.fair import Line, Shares, amounts_of, asked, place
 from libs.engine.filters import CODES
 from libs.engine.mix import MixState
 from libs.engine.session import Session
@@ -88,16 +89,39 @@ class PlacementEngine:
 
     # -- decisions --------------------------------------------------------------------------------------------------
     def decide(self, jobs: list[PendingJob], now: float = 0.0) -> list[Decision]:
-        """Decisions stand in the order of `jobs`; they are made by (priority, age, key)."""
+        """Decisions stand in the order of `jobs`; they are made in the order of the line over the queues."""
         self._session.begin(now)
         for job in jobs:
             for task in job.tasks:
                 self._session.book.forget(task.id)  # to be placed again: what it was assumed to hold has ended
         decisions: dict[int, Decision] = {}
-        for at in sorted(range(len(jobs)), key=lambda i: _position(jobs[i])):
+        for at in self._in_line(jobs, decisions):
             decisions[at] = self._decide(jobs[at])
             self._session.mix.learn(jobs[at])  # what comes later is decided by what came before
         return [decisions[at] for at in range(len(jobs))]
+
+    def _in_line(self, jobs: list[PendingJob], decisions: Mapping[int, Decision]) -> Iterator[int]:
+        """Whose turn it is, one after the other; what was decided counts as used by then."""
+        now, overdue_s = self._session.now, self._session.config.overdue_s
+        places = [place(job.head, now, overdue_s) for job in jobs]
+        if len({job.head.queue for job in jobs}) < 2 or self._session.queues.shares.silent:
+            yield from sorted(range(len(jobs)), key=places.__getitem__)
+            return
+        line: Line[int] = Line(self.shares)
+        for at, job in enumerate(jobs):
+            line.put(at, job.head.queue, places[at], asked(job.head, job.tasks, job.held))
+        while (entry := line.next()) is not None:
+            yield entry.key
+            for placement in decisions[entry.key].placements:
+                line.charge(entry.path, amounts_of(placement.charge))
+
+    @property
+    def shares(self) -> Shares:
+        session = self._session
+        shares = session.queues.shares
+        shares.now = session.now
+        shares.total_seen(session.snapshot.total())
+        return shares
 
     def _decide(self, job: PendingJob) -> Decision:
         decision: Decision | None = None
@@ -112,9 +136,10 @@ class PlacementEngine:
     def settle(self) -> None:
         self._session.settle()
 
-    def scope_of(self, task: Task) -> Scope | None:
+    def scope_of(self, task: Task) -> Hashable:
         session = self._session
-        return ask_key(task, session.book.speaking_of(task))[3]
+        scope = ask_key(task, session.book.speaking_of(task))[3]
+        return scope if task.topology is None else (scope, task.topology)
 
     def takers(self, task: Task) -> frozenset[str]:
         """Names of the nodes that would take the task now."""
@@ -149,8 +174,3 @@ class PlacementEngine:
     def queue_room(self) -> dict[str, tuple[int, int, int]]:
         """Milli GPUs, milli CPU and MiB used per queue, tentative decisions included."""
         return self._session.queues.truth()
-
-
-def _position(job: PendingJob) -> tuple[int, float, str]:
-    head = job.head
-    return -head.priority, head.created, head.key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from libs.domain.queues import Queue, QueueHistory, Quota, ancestors
 from libs.domain.usage import QueueUse
+from libs.engine.fair.shares import NOTHING, Amounts, Shares
 
 
 class Line:
@@ -67,7 +68,7 @@ Chain = tuple[Line, ...]
 
 
 class QueueBook:
-    def __init__(self) -> None:
+    def __init__(self, fairness: int = 100, history: int = 0) -> None:
         self._lines: dict[str, Line] = {}
         self._revisions: dict[str, int] = {}
         self._chains: dict[str, Chain] = {}
@@ -75,9 +76,12 @@ class QueueBook:
         self.histories: dict[str, QueueHistory] = {}
         #: What was said of each queue, by path.
         self.specs: dict[str, Queue] = {}
+        #: Where queues stand by what the ledger says is used, without what this pass took.
+        self.shares = Shares(self._used, fairness=fairness, history=history)
 
     def queue_seen(self, queue: Queue) -> None:
         self.specs[queue.path] = queue
+        self.shares.queue_seen(queue)
         line = self._line(queue.path)
         line.limit_gpu, line.limit_cpu, line.limit_mem = queue.gpu_milli, queue.cpu, queue.mem
         self._chains.clear()
@@ -85,6 +89,7 @@ class QueueBook:
     def queue_gone(self, path: str) -> None:
         self.queue_seen(Queue(path))
         del self.specs[path]
+        self.shares.queue_gone(path)
 
     def use_seen(self, use: QueueUse) -> None:
         if self._revisions.get(use.path, -1) >= use.revision:
@@ -98,12 +103,17 @@ class QueueBook:
         known = self.histories.get(history.path)
         if known is None or history.at >= known.at:
             self.histories[history.path] = history
+            self.shares.history_seen(history)
 
     def _line(self, path: str) -> Line:
         line = self._lines.get(path)
         if line is None:
             line = self._lines[path] = Line(path)
         return line
+
+    def _used(self, path: str) -> Amounts:
+        line = self._lines.get(path)
+        return (line.milli, line.cpu, line.mem) if line is not None else NOTHING
 
     def line(self, path: str) -> Line | None:
         """What is known of one queue; None where nothing is."""

@@ -6,6 +6,7 @@ does not offer the same room twice, and so that `settle` can return to the ledge
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Final
 
 from libs.domain.jobs import Task
@@ -35,7 +36,7 @@ class Session:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.snapshot = Snapshot()
-        self.queues = QueueBook()
+        self.queues = QueueBook(config.fairness, config.history)
         self.running = RunningBook()
         self.book = Book(self.snapshot)
         self.mix = TypicalMix(config.typical)
@@ -56,6 +57,8 @@ class Session:
         self.now = 0.0
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
         self.given_back: set[str] = set()
+        #: Jobs that no moves helped: the snapshot's version and the time of that.
+        self.moved_in_vain: dict[Hashable, tuple[int, float]] = {}
         #: What actions remember for the length of a pass, by (what, ...).
         self.memo: dict[tuple[Any, ...], Any] = {}
 
@@ -80,7 +83,7 @@ class Session:
 
     def begin(self, now: float = 0.0) -> None:
         """Start of a pass. `now`: seconds since the epoch, 0 where nobody knows."""
-        self.now = now
+        self.now = self.running.clock = now
         self.snapshot.trim()
         self.book.trim()
         self.memo.clear()

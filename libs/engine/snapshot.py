@@ -104,6 +104,8 @@ class Snapshot:
         #: Free milli GPU of all nodes.
         self.gpu_free = 0
         self._free_rows: list[int] = []
+        self._total = (0, 0, 0)
+        self._total_at = (-1, -1, -1)
         self._stale: set[int] = set()
         self._stale_spec: set[int] = set()
         self._columns = Columns()
@@ -268,6 +270,16 @@ class Snapshot:
                         columns.usable[row, n:] = False
             self._stale.clear()
         return columns
+
+    def total(self) -> tuple[int, int, int]:
+        """Milli GPUs, milli CPU and MiB of all nodes, whatever state they are in."""
+        at = (self.shape, len(self.spec_changes), len(self.states))
+        if self._total_at != at:
+            columns = self.columns()
+            at = (self.shape, len(self.spec_changes), len(self.states))
+            self._total = (int(columns.gpu_cap.sum()), int(columns.cap_cpu.sum()), int(columns.cap_mem.sum()))
+            self._total_at = at
+        return self._total
 
     def model_codes(self, models: frozenset[str]) -> list[int]:
         return [self._models[m] for m in sorted(models) if m in self._models]
