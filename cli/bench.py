@@ -32,6 +32,14 @@ def gang(size: int, nodes: int, runs: int, as_json: bool) -> int:
     return _print(asyncio.run(run(size, nodes, runs, report=note)), as_json)
 
 
+def fuzz(events: int, seed: int, rate: float, as_json: bool) -> int:
+    from bench.fuzz import run
+
+    result = asyncio.run(run(events, seed, rate, report=note))
+    _print(result, as_json)
+    return 1 if result["broken"] else 0
+
+
 def _print(result: dict[str, Any], as_json: bool) -> int:
     if as_json:
         show(result)

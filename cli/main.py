@@ -204,6 +204,19 @@ def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json =
     raise typer.Exit(gang(size, nodes, runs, as_json))
 
 
+@bench_app.command("fuzz")
+def bench_fuzz(
+    events: int = 10_000,
+    seed: int = 1,
+    rate: Annotated[float, typer.Option(help="Events a second.")] = 200.0,
+    as_json: Json = False,
+) -> None:
+    """Hostile job events on real parts: each is answered once, nothing dies, nothing stalls. Exit 1 if not so."""
+    from cli.bench import fuzz
+
+    raise typer.Exit(fuzz(events, seed, rate, as_json))
+
+
 @app.command()
 def chaos(
     rounds: int = 5,

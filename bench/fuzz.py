@@ -1,0 +1,371 @@
+"""Hostile job events on real Kafka, API server and Redis, with all services at work: what becomes of each of them.
+
+Every event that the broker took must be answered exactly once: accepted, a duplicate, a cancellation, or a dead letter
+that names its partition and offset. Nothing may die, and no partition may stand still: a *stall* is the longest time in
+which a partition had events without an answer and answered none. A canary, a good job every half second on one
+partition after the other, says what a well-behaved user notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import MessageSizeTooLargeError
+
+from bench.hostile import Generator, Headers, Hostile, headers_of
+from bench.pipeline import percentiles, prepare
+from libs.bus.kafka import KafkaBus
+from libs.bus.settings import KafkaSettings
+from libs.contracts.events import DeadLetter, JobStatus
+from libs.contracts.topics import DEAD_LETTERS, JOBS, STATUS
+from libs.domain.jobs import Phase
+from libs.host.laws import violations
+from libs.store.redis import RedisLedger
+from tools.fleet import Fleet
+from tools.load import Load
+from tools.stack import Stack, StackInfo
+
+Report = Callable[[str], None]
+Place = tuple[int, int]
+
+NODES: Final = 20
+CANARY_S: Final = 0.5
+#: A stall longer than this is one too many.
+MOST_STALL_S: Final = 1.0
+#: After the last event, this long without any answer ends the waiting.
+SILENCE_S: Final = 20.0
+_ANSWERS: Final = {
+    "Accepted": "accepted",
+    "Duplicate": "duplicates",
+    "Cancelled": "cancelled",
+    "NothingToCancel": "cancelled",
+}
+_GROUP: Final = "drystone-intake"
+
+
+@dataclass(slots=True)
+class Sent:
+    """One event that the broker took, and what it was answered."""
+
+    event: Hostile
+    partition: int
+    acked_at: float
+    answers: list[tuple[str, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Tally:
+    """All events of a run by id and by place, and what was said about them."""
+
+    sent: dict[Place, Sent] = field(default_factory=dict)
+    by_id: dict[str, Place] = field(default_factory=dict)
+    #: Answers that came before the producer had told us where its event stands.
+    early: list[tuple[str | Place, str, float]] = field(default_factory=list)
+    refused_by_broker: int = 0
+    rejections: int = 0
+    #: Dead letters for a fault of our own.
+    ours: list[str] = field(default_factory=list)
+    answered_at: float = 0.0
+
+    def took(self, event: Hostile, place: Place, now: float) -> None:
+        self.sent[place] = Sent(event, place[0], now)
+        self.by_id[event.id] = place
+        early, self.early = self.early, []
+        for about, what, at in early:
+            self.answer(about, what, at)
+
+    def answer(self, about: str | Place, what: str, at: float) -> None:
+        """`about` is an event's id, or the place that a dead letter names."""
+        place = self.by_id.get(about) if isinstance(about, str) else about
+        one = self.sent.get(place) if place is not None else None
+        if one is None:
+            self.early.append((about, what, at))
+        else:
+            one.answers.append((what, at))
+            self.answered_at = at
+
+    @property
+    def unanswered(self) -> list[Sent]:
+        return [one for one in self.sent.values() if not one.answers]
+
+    def counts(self) -> dict[str, int]:
+        found = Counter(one.answers[0][0] for one in self.sent.values() if one.answers)
+        return {name: found[name] for name in ("accepted", "duplicates", "cancelled", "dead_letters")}
+
+    def by_kind(self) -> dict[str, dict[str, int]]:
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for one in self.sent.values():
+            found[one.event.kind][one.answers[0][0] if one.answers else "unanswered"] += 1
+        return {kind: dict(sorted(count.items())) for kind, count in sorted(found.items())}
+
+    def stall(self) -> tuple[float, int]:
+        """The longest stall of any partition in seconds, and which partition that was."""
+        lines: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+        for one in self.sent.values():
+            if one.answers:
+                lines[one.partition].append((one.acked_at, one.answers[0][1]))
+        return max(((longest_gap(line), partition) for partition, line in lines.items()), default=(0.0, -1))
+
+
+def longest_gap(line: Iterable[tuple[float, float]]) -> float:
+    """Of (sent at, answered at), the longest time in which something was unanswered and nothing got an answer."""
+    changes = sorted(
+        change for sent, answered in line for change in ((min(sent, answered), 1), (max(sent, answered), -1))
+    )
+    longest, waiting, since = 0.0, 0, 0.0
+    for at, change in changes:
+        if waiting and change < 0:
+            longest = max(longest, at - since)
+        if change < 0 or not waiting:
+            since = at
+        waiting += change
+    return longest
+
+
+def canary(id: str) -> bytes:
+    role = {"template": {"image": "train:1", "resources": {"cpu": "1", "memory": "1Gi", "gpu": 1}}}
+    return json.dumps({"id": id, "roles": [role]}).encode()
+
+
+class Bombardment:
+    """Events onto the job topic of a running system, at `rate` a second, and the answers to them."""
+
+    def __init__(self, info: StackInfo, name: str, seed: int, rate: float) -> None:
+        self._info = info
+        self._name = name
+        self._rate = rate
+        self._events = Generator(name, seed, JOBS.partitions)
+        self.tally = Tally()
+        self.canaries = Tally()
+
+    async def run(self, count: int, report: Report = lambda _: None) -> None:
+        """Returns when everything is answered, or nothing has been for a while."""
+        async with self._listening(), self._producing() as producer:
+            over = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._canaries(producer, over), name="canaries")
+                await self._send(producer, count, report)
+                await self._answered()
+                over.set()
+            await self._answered()
+            await self._told()
+
+    async def _send(self, producer: AIOKafkaProducer, count: int, report: Report) -> None:
+        began, step = time.monotonic(), max(1, int(self._rate / 20))
+        for n in range(0, count, step):
+            await asyncio.gather(*(self._publish(producer, self._events.next()) for _ in range(min(step, count - n))))
+            if n // 1000 != (n + step) // 1000:
+                report(f"{n + step} sent, {len(self.tally.unanswered)} without an answer")
+            due = began + (n + step) / self._rate
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def _publish(self, producer: AIOKafkaProducer, event: Hostile) -> None:
+        try:
+            put = await producer.send_and_wait(
+                JOBS.name, event.value, key=event.key, partition=event.partition, headers=event.headers
+            )
+        except MessageSizeTooLargeError:
+            self.tally.refused_by_broker += 1
+        else:
+            self.tally.took(event, (put.partition, put.offset), time.monotonic())
+
+    async def _canaries(self, producer: AIOKafkaProducer, over: asyncio.Event) -> None:
+        number = 0
+        while not over.is_set():
+            id = f"{self._name}-canary-{number}"
+            headers: Headers = headers_of(id)
+            partition = number % JOBS.partitions
+            event = Hostile(id, "canary", id.encode(), canary(id), headers, partition)
+            put = await producer.send_and_wait(
+                JOBS.name, event.value, key=event.key, partition=partition, headers=headers
+            )
+            self.canaries.took(event, (put.partition, put.offset), time.monotonic())
+            number += 1
+            await asyncio.sleep(CANARY_S)
+
+    async def _answered(self) -> None:
+        quiet_since = time.monotonic()
+        while self.tally.unanswered or self.canaries.unanswered:
+            last = max(self.tally.answered_at, self.canaries.answered_at, quiet_since)
+            if time.monotonic() - last > SILENCE_S:
+                return
+            await asyncio.sleep(0.1)
+
+    async def _told(self) -> None:
+        """A dead letter's sender is told by a status, which comes on another topic."""
+        until = time.monotonic() + 3.0
+        while self.tally.rejections < self.tally.counts()["dead_letters"] and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    # -- what is heard ------------------------------------------------------------------------------------------------
+
+    def _hear(self, topic: str, value: bytes) -> None:
+        now = time.monotonic()
+        if topic == STATUS.name:
+            status = msgspec.json.decode(value, type=JobStatus)
+            if status.phase is Phase.REJECTED:
+                self.tally.rejections += 1
+            elif status.reason in _ANSWERS and status.cause.startswith(self._name):
+                of = self.canaries if status.cause.startswith(f"{self._name}-canary") else self.tally
+                of.answer(status.cause, _ANSWERS[status.reason], now)
+            return
+        letter = msgspec.json.decode(value, type=DeadLetter)
+        if letter.topic == JOBS.name:
+            self.tally.answer((letter.partition, letter.offset), "dead_letters", now)
+            if letter.reason.startswith("could not be served"):
+                self.tally.ours.append(f"{letter.id}: {letter.reason}")
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        bus = KafkaBus(KafkaSettings(self._info.kafka_bootstrap, client_id="fuzz", follow_wait_ms=10))
+        await bus.open()
+        reader = bus.follow([STATUS.name, DEAD_LETTERS.name], from_start=False)
+
+        async def follow() -> None:
+            while True:
+                for record in await reader.batch():
+                    if record.value is not None:
+                        self._hear(record.topic, record.value)
+
+        task = asyncio.create_task(follow(), name="answers")
+        try:
+            async with asyncio.timeout(15):
+                while not reader.caught_up:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            await bus.close()
+
+    @asynccontextmanager
+    async def _producing(self) -> AsyncIterator[AIOKafkaProducer]:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=self._info.kafka_bootstrap, acks="all", enable_idempotence=True, max_request_size=1 << 20
+        )
+        await producer.start()
+        try:
+            yield producer
+        finally:
+            await producer.stop()
+
+    # -- what is to be said of it -------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        tally = self.tally
+        stall, partition = tally.stall()
+        waits = [1000 * (c.answers[0][1] - c.acked_at) for c in self.canaries.sent.values() if c.answers]
+        return {
+            "sent": len(tally.sent),
+            "refused_by_broker": tally.refused_by_broker,
+            **tally.counts(),
+            "unanswered": len(tally.unanswered),
+            "answered_twice": sum(len(one.answers) > 1 for one in tally.sent.values()),
+            "longest_stall_s": round(stall, 3),
+            "stalled_partition": partition,
+            "canaries": len(self.canaries.sent),
+            "canary_ms": percentiles(waits) if waits else {},
+            "by_kind": tally.by_kind(),
+        }
+
+    def broken(self) -> list[str]:
+        """What must not be so, in words."""
+        tally, said = self.tally, self.summary()
+        found = [f"unanswered: {o.event.id} ({o.event.kind}), partition {o.partition}" for o in tally.unanswered[:10]]
+        found += [f"no answer to a good job: {one.event.id}" for one in self.canaries.unanswered[:10]]
+        found += [
+            f"answered {len(one.answers)} times: {one.event.id} ({one.event.kind}) {one.answers}"
+            for one in tally.sent.values()
+            if len(one.answers) > 1
+        ][:10]
+        found += [f"a fault of ours: {what}" for what in tally.ours[:10]]
+        found += [f"not good enough: {one.event.id}" for one in self.canaries.sent.values()
+                  if one.answers and one.answers[0][0] != "accepted"][:10]  # fmt: skip
+        if tally.rejections != said["dead_letters"]:
+            found.append(f"{said['dead_letters']} dead letters, and {tally.rejections} senders were told")
+        if said["longest_stall_s"] > MOST_STALL_S:
+            found.append(f"partition {said['stalled_partition']} stood still for {said['longest_stall_s']} s")
+        return found
+
+
+async def run(events: int, seed: int, rate: float, *, report: Report) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="drystone-fuzz-") as scratch:
+        parts = ("etcd", "apiserver", "kafka", "redis", "prometheus")
+        stack = Stack(Path(scratch) / "stack", parts=parts)
+        info = await asyncio.to_thread(stack.up)
+        try:
+            async with Load.of(info) as load:
+                await prepare(info, load, NODES)
+                async with Fleet(info, Path(scratch) / "fleet") as fleet:
+                    await fleet.start()
+                    return await _measure(info, load, fleet, events, seed, rate, report)
+        finally:
+            await asyncio.to_thread(stack.down)
+
+
+async def _measure(
+    info: StackInfo, load: Load, fleet: Fleet, events: int, seed: int, rate: float, report: Report
+) -> dict[str, Any]:
+    attack = Bombardment(info, f"fuzz-{seed}", seed, rate)
+    await attack.run(events, report)
+    said = attack.summary()
+    report(f"{said['sent']} sent, {said['unanswered']} without an answer, longest stall {said['longest_stall_s']} s")
+    broken = attack.broken() + dead(fleet)
+    behind = await lag(info)
+    if behind:
+        broken.append(f"{behind} events are not committed")
+    ledger = RedisLedger(info.redis_url)
+    await ledger.open()
+    try:
+        broken += [f"{v.law}: {v.about}: {v.detail}" for v in await violations(load.kube, ledger)]
+        await load.delete_jobs()
+        await load.delete_pods()
+        broken += [f"leaked: {what}" for what in await _left(ledger)]
+    finally:
+        await ledger.close()
+    broken += dead(fleet)
+    usage = fleet.usage()
+    return {"events": events, "seed": seed, "rate": rate, **said, "broken": broken, "usage": usage}
+
+
+def dead(fleet: Fleet) -> list[str]:
+    """Services that have ended. Nothing starts them again here, so one that lives has lived all the time."""
+    return [f"{m.name} ended with {m.process.returncode}" for m in fleet.members if m.process.poll() is not None]
+
+
+async def lag(info: StackInfo) -> int:
+    """Events of the job topic that the intake has not committed; waited for a moment, as it commits now and then."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=info.kafka_bootstrap, group_id=_GROUP, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        places = [TopicPartition(JOBS.name, n) for n in range(JOBS.partitions)]
+        behind = 0
+        for _ in range(20):
+            ends = await consumer.end_offsets(places)
+            behind = sum([end - (await consumer.committed(place) or 0) for place, end in ends.items()])
+            if not behind:
+                break
+            await asyncio.sleep(0.25)
+        return behind
+    finally:
+        await consumer.stop()
+
+
+async def _left(ledger: RedisLedger, limit_s: float = 30.0) -> list[str]:
+    until = time.monotonic() + limit_s
+    while True:
+        left = [f"{h.state} {h.id} on {h.node}" async for h in ledger.all_holders()]
+        if not left or time.monotonic() > until:
+            return left[:10]
+        await asyncio.sleep(0.25)
