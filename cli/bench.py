@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+from pathlib import Path
 from typing import Any
 
 from cli.errors import CommandError
@@ -30,6 +32,51 @@ def gang(size: int, nodes: int, runs: int, as_json: bool) -> int:
     from bench.gang import run
 
     return _print(asyncio.run(run(size, nodes, runs, report=note)), as_json)
+
+
+def failover(only: str, repeats: int, rate: float, keep: Path | None, as_json: bool) -> int:
+    from bench.failover import SCENARIOS, run
+
+    names = [name for name in only.split(" + ") if name]
+    unknown = [name for name in names if name not in SCENARIOS]
+    if unknown:
+        raise CommandError(f"no fault {unknown[0]!r}; there are: {'; '.join(SCENARIOS)}")
+    _end_children_too()
+    result = asyncio.run(run(names, repeats, rate=rate, keep=keep, report=note))
+    _print(result, as_json)
+    return 0 if all(row["within"] and not row["problems"] for row in result["faults"].values()) else 1
+
+
+def rebuild(pods: int, nodes: int, repeats: int, keep: Path | None, as_json: bool) -> int:
+    from bench.rebuild import run
+
+    _end_children_too()
+    result = asyncio.run(run(pods, nodes, repeats, keep=keep, report=note))
+    _print(result, as_json)
+    return 0 if result["within"] and not result["problems"] else 1
+
+
+def rolling(rate: float, jobs_per_s: float, before: str, keep: Path | None, as_json: bool) -> int:
+    from bench.rolling import run
+
+    _end_children_too()
+    result = asyncio.run(run(rate, jobs_per_s, before=before, keep=keep, report=note))
+    _print(result, as_json)
+    return 0 if result["within"] and not result["problems"] else 1
+
+
+def soak(minutes: float, rate: float, keep: Path | None, as_json: bool) -> int:
+    from bench.soak import run
+
+    _end_children_too()
+    result = asyncio.run(run(minutes, rate, keep=keep, report=note))
+    _print(result, as_json)
+    return 1 if result["left"]["holders"] or result["left"]["problems"] else 0
+
+
+def _end_children_too() -> None:
+    """Asked to end, a measurement ends what it started: parts and services are processes of their own."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def fuzz(events: int, seed: int, rate: float, as_json: bool) -> int:

@@ -30,6 +30,7 @@ SERVICES = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; else $KUBECONFIG, else ~/.kube/config.")]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace; else the kubeconfig's.")]
+KeepLogs = Annotated[Path | None, typer.Option("--keep", help="Where the logs of parts and services stay.")]
 StackDir = Annotated[Path, typer.Option("--dir", help="Where the stack keeps its state.")]
 DEFAULT_STACK = Path("var/stack")
 
@@ -202,6 +203,61 @@ def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json =
     from cli.bench import gang
 
     raise typer.Exit(gang(size, nodes, runs, as_json))
+
+
+@bench_app.command("failover")
+def bench_failover(
+    only: Annotated[str, typer.Option(help="Faults by name, joined by ' + '; all without it.")] = "",
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    rate: Annotated[float, typer.Option(help="Pods a second.", min=0.1)] = 20.0,
+    keep: KeepLogs = None,
+    as_json: Json = False,
+) -> None:
+    """Each part fails in turn under a steady stream of pods: how long binding stands still. Exit 1 over a limit."""
+    from cli.bench import failover
+
+    raise typer.Exit(failover(only, repeats, rate, keep, as_json))
+
+
+@bench_app.command("rebuild")
+def bench_rebuild(
+    pods: Annotated[int, typer.Option(min=1)] = 2000,
+    nodes: Annotated[int, typer.Option(min=1)] = 300,
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    keep: KeepLogs = None,
+    as_json: Json = False,
+) -> None:
+    """Redis is emptied in the middle of a burst: until the ledger is whole and binding goes on. Exit 1 over 15 s."""
+    from cli.bench import rebuild
+
+    raise typer.Exit(rebuild(pods, nodes, repeats, keep, as_json))
+
+
+@bench_app.command("rolling")
+def bench_rolling(
+    rate: Annotated[float, typer.Option(help="Single pods a second.", min=0.1)] = 10.0,
+    jobs: Annotated[float, typer.Option(help="Job events on Kafka a second.", min=0.1)] = 1.0,
+    before: Annotated[str, typer.Option(help="Revision that the services run from at first: an upgrade.")] = "",
+    keep: KeepLogs = None,
+    as_json: Json = False,
+) -> None:
+    """Every replica of every service restarted under load: nothing lost, how much longer pods wait."""
+    from cli.bench import rolling
+
+    raise typer.Exit(rolling(rate, jobs, before, keep, as_json))
+
+
+@bench_app.command("soak")
+def bench_soak(
+    minutes: Annotated[float, typer.Option(min=0.1)] = 20.0,
+    rate: Annotated[float, typer.Option(help="Pods a second.", min=0.1)] = 200.0,
+    keep: KeepLogs = None,
+    as_json: Json = False,
+) -> None:
+    """Pods come and go on 1,000 nodes: memory of each service, sizes of the ledger's keys, the rate that held."""
+    from cli.bench import soak
+
+    raise typer.Exit(soak(minutes, rate, keep, as_json))
 
 
 @bench_app.command("fuzz")
