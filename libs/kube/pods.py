@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from libs.domain import keys
-from libs.domain.jobs import GATES, Task
+from libs.domain.jobs import GATES, Task, Wishes
 from libs.domain.nodes import Gpu, Toleration
 from libs.domain.resources import WHOLE, Charge, GpuGrant, Request
 from libs.domain.rules import Rules
@@ -97,6 +97,13 @@ class PodView(msgspec.Struct, frozen=True):
             if owner.controller and owner.kind == "TrainingJob" and owner.api_version.startswith(keys.GROUP + "/"):
                 return owner
         return None
+
+    @property
+    def wishes(self) -> Wishes | None:
+        """What it asks of a node, where something controls it and makes it again when it is evicted."""
+        if not any(owner.controller for owner in self.owners):
+            return None
+        return Wishes(self.request, self.node_selector, self.tolerations, self.rules)
 
     def to_task(self) -> Task:
         return Task(

@@ -348,6 +348,7 @@ class Picture:
             expected_s=head.expected_s if head else 0,
             checkpoint_s=head.checkpoint_s if head else 0,
             workload=head.workload if head else "",
+            wishes=view.wishes if head else None,
         )
 
     def _pod_gone(self, uid: str) -> None:
