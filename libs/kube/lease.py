@@ -93,14 +93,19 @@ class LeaderLease:
         # A renewal that failed or stayed without answer is tried again soon: a few tries fit before the time is up.
         pause = self._renew_s if self._seen is not None else self._renew_s * self._rng.uniform(0.1, 0.2)
         await asyncio.sleep(max(0.0, min(pause, left)))
-        if self._monotonic() >= self._good_until:
+        if self._monotonic() >= self._good_until and self._seen is None:
             self._stand_down("not renewed in time")
 
     async def _step(self) -> None:
-        """One try to acquire or renew. A holder's calls are cut off where its time ends."""
+        """One try to acquire or renew. A holder's calls are cut off where its time ends.
+
+        A holder that slept through the end of its time (paused, starved) has one try all the same: where the object is
+        as it left it, nobody led in between, and its term goes on without listing everything anew. Until the answer it
+        is no leader by `is_leader`, and whatever it sends carries a term that a successor's is above."""
         limit = self._renew_s
         if self.won.is_set():
-            limit = max(0.05, min(self._renew_s, self._good_until - self._monotonic()))
+            left = self._good_until - self._monotonic()
+            limit = self._margin_s if left <= 0 else max(0.05, min(self._renew_s, left))
         try:
             async with asyncio.timeout(limit):
                 await self._try(limit)

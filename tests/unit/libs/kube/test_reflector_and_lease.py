@@ -120,6 +120,45 @@ class TestLease:
         assert not lease.is_leader
         task.cancel()
 
+    async def test_a_paused_leader_whom_nobody_followed_goes_on_in_its_term(self) -> None:
+        clock = [100.0]
+        lease = self.lease(EmbeddedCluster(), "a", clock)
+        task = asyncio.create_task(lease.run())
+        async with asyncio.timeout(5):
+            await lease.won.wait()
+            clock[0] += 30.0
+            assert not lease.is_leader
+            while not lease.is_leader:
+                await asyncio.sleep(0.01)
+        assert (lease.term, lease.lost.is_set()) == (1, False)
+        task.cancel()
+
+    async def test_a_paused_leader_whom_somebody_followed_stands_down(self) -> None:
+        cluster, clock, awake = EmbeddedCluster(), [100.0], [100.0]
+        first = self.lease(cluster, "a", clock)
+        task = asyncio.create_task(first.run())
+        second = self.lease(cluster, "b", awake)
+        async with asyncio.timeout(5):
+            await first.won.wait()
+
+            async def paused(_method: str, _path: str, body: bytes | None) -> Answer | None:
+                if body and b'"a"' in body:
+                    await second.won.wait()  # it was on its way when the process stopped
+                return None
+
+            cluster.intercept = paused
+            follows = asyncio.create_task(second.run())
+            while not second.seen_holder:
+                await asyncio.sleep(0.01)
+            awake[0] += 1.01  # the record says whole seconds
+            clock[0] += 1.01
+            await second.won.wait()
+            await first.lost.wait()
+        assert (first.term, second.term, first.is_leader, second.is_leader) == (1, 2, False, True)
+        task.cancel()
+        follows.cancel()
+        await asyncio.gather(task, follows, return_exceptions=True)
+
     async def test_a_leader_without_answers_stands_down_before_its_time_is_up(self) -> None:
         cluster = EmbeddedCluster()
         lease = LeaderLease(cluster, "default", "boss", "a", duration_s=0.6, renew_s=0.1, margin_s=0.2)
