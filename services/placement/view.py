@@ -229,6 +229,7 @@ class View:
             expected_s=fact.expected_s,
             checkpoint_s=fact.checkpoint_s,
             workload=fact.workload,
+            wishes=fact.wishes,
         )
 
     def mark(self, uids: Iterable[str]) -> None:
