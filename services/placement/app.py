@@ -49,6 +49,8 @@ class Placement:
             weights=settings.placement_weights,
             candidates=settings.placement_candidates,
             seed=settings.placement_seed,
+            consolidate=settings.placement_consolidate,
+            consolidate_after_s=settings.placement_consolidate_after_s,
         )
 
         def new_engine() -> Engine:

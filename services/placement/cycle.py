@@ -160,7 +160,7 @@ class Cycle:
                 job = by_key.pop(decision.job)
                 tenure = state.tenures[job.partition]
                 if decision.victims:
-                    evictions.append(eviction_of(job, self._grantable(decision), decision.victims, tenure))
+                    evictions.append(eviction_of(job, decision, self._grantable(decision), tenure))
                     job.verdict = _EVICTING
                 elif decision.placements:
                     gang = len(decision.placements) > 1 and minimum(pending[decision.job]).together

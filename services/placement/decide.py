@@ -15,9 +15,9 @@ import msgspec
 from libs.contracts.events import JobStatus, Landed
 from libs.domain.jobs import Phase, Task
 from libs.domain.nodes import Gpu, Node, newer
-from libs.domain.plans import Assignment, EvictionPlan, Plan, Victim
+from libs.domain.plans import Assignment, EvictionPlan, Plan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
-from libs.engine.api import Placement
+from libs.engine.api import Decision, Placement
 from libs.store.port import Refusal
 from services.placement.jobs import Job
 
@@ -68,7 +68,8 @@ def plan_of(
     )
 
 
-def eviction_of(job: Job, placements: Sequence[Placement], victims: tuple[Victim, ...], tenure: Tenure) -> EvictionPlan:
+def eviction_of(job: Job, decision: Decision, placements: Sequence[Placement], tenure: Tenure) -> EvictionPlan:
+    """`placements` are the decision's, with what can be granted."""
     head, plan_id = job.head, tenure.next_id()
     return EvictionPlan(
         id=plan_id,
@@ -80,8 +81,9 @@ def eviction_of(job: Job, placements: Sequence[Placement], victims: tuple[Victim
         epoch=tenure.epoch,
         generation=tenure.generation,
         priority=head.priority,
-        victims=victims,
+        victims=decision.victims,
         assignments=_assignments(plan_id, placements, lambda _: ()),
+        rule=decision.rule,
         cause=job.cause,
         tenant=head.tenant,
     )

@@ -17,6 +17,10 @@ class PlacementSettings(CommonSettings):
     placement_candidates: int = Field(default=1, ge=1, le=64)
     #: Of the draw; the same seed draws the same.
     placement_seed: int = 0
+    #: Move running tasks where that lets a waiting job in: those that something makes again when they are evicted.
+    placement_consolidate: bool = True
+    #: A task moves only after it has run this long.
+    placement_consolidate_after_s: float = Field(default=600.0, ge=0, le=10_000_000)
     #: The consumer group that divides the jobs among replicas.
     placement_group: str = "drystone-placement"
     #: Most tasks decided and committed in one pass; the ledger takes at most 256 at once.
