@@ -81,3 +81,7 @@ class EvictionPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     rule: str = "priority"
     cause: str = ""
     tenant: str = ""
+    #: Above 0: nobody is evicted; the earmarks gather room as it comes free, for that many seconds at most. A queue has
+    #: one such gatherer, the one of the lesser `place` in its line.
+    gather_s: int = 0
+    place: tuple[int, int, float, str] = (1, 0, 0.0, "")
