@@ -30,6 +30,7 @@ class Reason(enum.StrEnum):
     SELECTOR = "node selector does not match"
     AFFINITY = "node affinity does not match"
     TOPOLOGY = "no label of the topology asked for"
+    DOMAIN = "in another topology domain"
     POD_AFFINITY = "no pod nearby that affinity asks for"
     ANTI_AFFINITY = "a pod nearby that anti-affinity keeps away from"
     REPELLED = "a pod nearby keeps this one away by anti-affinity"
@@ -100,7 +101,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """The outcome of deciding one job.
 
     `nodes` counts nodes by the first reason found on each. `more_nodes_help` is what autoscalers ask: it makes the pod
-    condition's reason `Unschedulable`. `helps` says in words what would change the verdict.
+    condition's reason `Unschedulable`. `helps` says in words what would change the verdict. `until`: when TIME wakes,
+    seconds since the epoch; 0: not known.
     """
 
     kind: Kind
@@ -112,6 +114,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     helps: tuple[str, ...] = ()
     task: str = ""  # name of the task that the counts speak of
     policy: str = ""
+    until: float = 0.0
 
 
 FITS = Verdict(kind=Kind.FITS)

@@ -264,7 +264,16 @@ def evicting(victims: int, nodes: int) -> Verdict:
     return Verdict(
         Kind.NOT_NOW,
         Reason.EVICTING,
-        f"{victims} lower-priority tasks on {nodes} nodes make room",
+        f"{victims} running tasks on {nodes} nodes make room",
+        wakes_on=(Wake.ROOM_FREED,),
+    )
+
+
+def moving(tasks: int, nodes: int) -> Verdict:
+    return Verdict(
+        Kind.NOT_NOW,
+        Reason.EVICTING,
+        f"{tasks} running tasks on {nodes} nodes move to other nodes to make room",
         wakes_on=(Wake.ROOM_FREED,),
     )
 

@@ -1,29 +1,64 @@
-"""Running pods by node and by job: what preemption chooses from."""
+"""Running pods by node, by job and by what makes them again: whom room is made from, and how often it was.
+
+Guarantees: what is leaving (terminating, or marked for somebody) is counted once, however often it is seen; an eviction
+that is under way or just over counts against its workload until the history of its queue knows of it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
+from libs.domain.queues import QueueHistory, ancestors
 from libs.engine.api import RunningTask
+
+#: A history as of this long after a pod was seen to go has it.
+_HISTORY_LAGS_S: Final = 10.0
+#: Pods of a gang that go within this long of one another went together.
+_TOGETHER_S: Final = 60.0
+
+#: Milli GPUs, milli CPU, MiB.
+Room = list[int]
 
 
 class RunningBook:
-    """`marked` are pods that make room for somebody already, as decided here and not yet shown by the cluster."""
+    """`marked` are pods that make room for somebody already, as decided here and not yet shown by the cluster. `clock`
+    is the time of the last pass, seconds since the epoch."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, RunningTask] = {}
         self.by_node: dict[str, dict[str, RunningTask]] = {}
         self.by_job: dict[str, dict[str, RunningTask]] = {}
+        self.by_workload: dict[str, set[str]] = {}
+        #: How many pods each queue has.
+        self.by_queue: dict[str, int] = {}
         self.marked: set[str] = set()
+        self.clock = 0.0
+        #: workload -> uid -> (when it was seen to be evicted, when it was gone or None).
+        self._evicted: dict[str, dict[str, tuple[float, float | None]]] = {}
+        self._leaving: dict[str, RunningTask] = {}
+        self._leaving_of: dict[str, Room] = {}
         self._floors: dict[str, int] = {}
         self._dirty: set[str] = set()
 
+    # -- facts ------------------------------------------------------------------------------------------------------
     def seen(self, task: RunningTask) -> None:
         old = self.by_uid.get(task.uid)
-        if old is not None and (old.node != task.node or old.job != task.job):
-            self.gone(task.uid)
+        if old is not None and _place(old) != _place(task):
+            self._drop(old)
+            old = None
+        if old is None:
+            self.by_queue[task.queue] = self.by_queue.get(task.queue, 0) + 1
         self.by_uid[task.uid] = task
         self.by_node.setdefault(task.node, {})[task.uid] = task
         if task.job:
             self.by_job.setdefault(task.job, {})[task.uid] = task
+        self.by_workload.setdefault(workload(task), set()).add(task.uid)
+        if task.marked:
+            self._evicted.setdefault(workload(task), {}).setdefault(task.uid, (self.clock, None))
+        else:
+            self._stays_after_all(task)
+        self._recount(task.uid)
         self._dirty.add(task.node)
 
     def gone(self, uid: str) -> None:
@@ -31,18 +66,34 @@ class RunningBook:
         self.marked.discard(uid)
         if task is None:
             return
+        self._drop(task)
+        known = self._evicted.get(workload(task))
+        if known is not None and uid in known:
+            known[uid] = (known[uid][0], self.clock)
+        self._recount(uid)
+
+    def _drop(self, task: RunningTask) -> None:
         for index, key in ((self.by_node, task.node), (self.by_job, task.job)):
             pods = index.get(key)
             if pods is not None:
-                pods.pop(uid, None)
+                pods.pop(task.uid, None)
                 if not pods:
                     del index[key]
+        self.by_queue[task.queue] -= 1
+        if not self.by_queue[task.queue]:
+            del self.by_queue[task.queue]
+        alike = self.by_workload.get(workload(task))
+        if alike is not None:
+            alike.discard(task.uid)
+            if not alike:
+                del self.by_workload[workload(task)]
         self._dirty.add(task.node)
 
     def mark(self, uid: str) -> None:
         self.marked.add(uid)
         task = self.by_uid.get(uid)
         if task is not None:
+            self._recount(uid)
             self._dirty.add(task.node)
 
     def unmark(self, uids: set[str]) -> None:
@@ -50,11 +101,41 @@ class RunningBook:
             self.marked.discard(uid)
             task = self.by_uid.get(uid)
             if task is not None:
+                self._recount(uid)
                 self._dirty.add(task.node)
 
+    # -- who leaves -------------------------------------------------------------------------------------------------
     def stays(self, task: RunningTask) -> bool:
         """Neither leaving by itself nor made to leave."""
         return not task.terminating and not task.marked and task.uid not in self.marked
+
+    def leaving(self, path: str) -> tuple[int, int, int]:
+        """What pods of the queue and of those below it still hold and are about to give back."""
+        room = self._leaving_of.get(path)
+        return (room[0], room[1], room[2]) if room is not None else (0, 0, 0)
+
+    def _recount(self, uid: str) -> None:
+        task = self.by_uid.get(uid)
+        before = self._leaving.get(uid)
+        after = task if task is not None and not self.stays(task) else None
+        if before is after:
+            return
+        if before is not None:
+            self._shift(before, -1)
+            del self._leaving[uid]
+        if after is not None:
+            self._shift(after, 1)
+            self._leaving[uid] = after
+
+    def _shift(self, task: RunningTask, sign: int) -> None:
+        charge = task.charge
+        for path in ancestors(task.queue):
+            room = self._leaving_of.setdefault(path, [0, 0, 0])
+            room[0] += sign * charge.gpu_milli
+            room[1] += sign * charge.cpu
+            room[2] += sign * charge.mem
+            if not any(room):
+                del self._leaving_of[path]
 
     def floors(self) -> dict[str, int]:
         """Node -> lowest priority among its evictable pods; nodes without one are absent."""
@@ -66,3 +147,61 @@ class RunningBook:
                 self._floors.pop(name, None)
         self._dirty.clear()
         return self._floors
+
+    # -- who was evicted ----------------------------------------------------------------------------------------------
+    def evictions(self, task: RunningTask, history: QueueHistory | None, window_s: int) -> list[float]:
+        """When pods of the task's workload were evicted within the window, oldest first, those on their way included.
+        Pods of a gang that went together count once."""
+        key = workload(task)
+        times: list[float] = []
+        if history is not None:
+            times += history.evictions.get(key, ())
+        known = self._evicted.get(key)
+        if known:
+            told = history.at - _HISTORY_LAGS_S if history is not None else 0.0
+            for uid, (at, ended) in list(known.items()):
+                if ended is not None and ended < told:
+                    del known[uid]
+                else:
+                    times.append(at)
+        if self.marked:
+            times += [
+                self.clock for uid in self.by_workload.get(key, ()) if uid in self.marked and uid not in (known or ())
+            ]
+        times = sorted(at for at in times if self.clock - at < window_s)
+        return times if task.gang_min <= 1 else _together(times)
+
+    def _stays_after_all(self, task: RunningTask) -> None:
+        known = self._evicted.get(workload(task))
+        if known is not None:
+            known.pop(task.uid, None)
+            if not known:
+                del self._evicted[workload(task)]
+
+    def forget_old(self, most_s: float) -> None:
+        """Evictions that no window reaches back to are forgotten."""
+        for key in list(self._evicted):
+            known = self._evicted[key]
+            for uid in [uid for uid, (_, ended) in known.items() if ended is not None and self.clock - ended > most_s]:
+                del known[uid]
+            if not known:
+                del self._evicted[key]
+
+
+def _place(task: RunningTask) -> tuple[str, str, str, str]:
+    return task.node, task.job, task.queue, workload(task)
+
+
+def workload(task: RunningTask) -> str:
+    """What goes on when the pod is evicted and made again."""
+    return task.workload or task.job or task.uid
+
+
+def _together(times: Iterable[float]) -> list[float]:
+    events: list[float] = []
+    last = float("-inf")
+    for at in times:
+        if at - last > _TOGETHER_S:
+            events.append(at)
+        last = at
+    return events

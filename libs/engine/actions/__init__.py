@@ -6,9 +6,15 @@ from typing import Final
 
 from libs.engine.actions.allocate import allocate
 from libs.engine.actions.base import Action
+from libs.engine.actions.consolidate import consolidate
 from libs.engine.actions.preempt import preempt
+from libs.engine.actions.reclaim import reclaim
+from libs.engine.actions.shrink import shrink
 
 ACTIONS: Final[tuple[Action, ...]] = (
     allocate,
+    consolidate,
+    shrink,
+    reclaim,
     preempt,
 )

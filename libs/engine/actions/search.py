@@ -1,74 +1,137 @@
-"""The cheapest node to make room on, asked again and again."""
+"""The best node to make room on, asked again and again."""
 
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Final
 
-from libs.engine.actions.victims import Choice, Cost, choose_on
+from libs.engine.actions.rights import Tally
+from libs.engine.actions.victims import Choice, Cost, Finder, elastic
+from libs.engine.api import RunningTask
 from libs.engine.feasible import Feasibility
-from libs.engine.queues import Chain
 from libs.engine.session import Session
 
 #: Nodes whose victims are worked out before the best of them is taken; more only while none was found.
 LOOKED_AT: Final = 256
-
-_Entry = tuple[Cost, int, Choice | None]
+#: Costs are compared per task that they make room for: in whole numbers, of this many parts.
+_PARTS: Final = 5040
 
 
 class Search:
-    """The cheapest node to take for a class of tasks, asked again and again while tasks are placed.
+    """The best node to take for a class of tasks, asked again and again while tasks are placed.
 
     A node enters with a bound that its true cost cannot be below, is worked out when it comes up, and again when it
-    changed since. After LOOKED_AT nodes the best known one is taken without looking further.
+    changed since. After LOOKED_AT nodes the best known one is taken without looking further. Where several tasks are
+    wanted, what counts is the cost per task that finds room: ten tasks are better served by one gang of ten than by one
+    pod of each of ten gangs, and by ten single pods if these lose less.
     """
 
-    def __init__(self, session: Session, view: Feasibility, priority: int, chain: Chain) -> None:
+    def __init__(self, session: Session, view: Feasibility, finder: Finder) -> None:
         self._session = session
         self._view = view
-        self._priority = priority
-        self._chain = chain
+        self._finder = finder
         self._looked = 0
         view.refresh()
         rows = session.snapshot.rows
-        self._heap: list[_Entry] = [
-            ((floor, 0, 0, 0.0, name), row, None)
-            for name, floor in session.running.floors().items()
-            if floor < priority and (row := rows.get(name)) is not None and not view.codes[row] and self._open(row)
+        self._heap: list[tuple[Cost, str, int]] = [
+            (least, name, row)
+            for name, pods in session.running.by_node.items()
+            if (row := rows.get(name)) is not None
+            and not view.codes[row]
+            and self._open(row)
+            and (least := self._least(pods.values())) is not None
         ]
         heapq.heapify(self._heap)
-        self._known: list[_Entry] = []
+        self._known: dict[int, tuple[Choice, int]] = {}
+
+    def _least(self, pods: Iterable[RunningTask]) -> Cost | None:
+        finder = self._finder
+        best: Cost | None = None
+        for task in pods:
+            if finder.may(task):
+                least = finder.appraiser.least(task, ends=not elastic(task))
+                if best is None or least < best:
+                    best = least
+        return best
 
     def _open(self, row: int) -> bool:
         state = self._session.snapshot.states[row]
         return state is not None and not (self._view.ask.count and state.shut)
 
-    def best(self) -> Choice | None:
-        while self._heap or self._known:
-            enough = self._looked >= LOOKED_AT and self._known
-            if self._heap and not enough and (not self._known or self._heap[0] < self._known[0]):
-                _, row, _ = heapq.heappop(self._heap)
-                self._look(row)
-                continue
-            cost, row, choice = heapq.heappop(self._known)
-            fresh = self._choose(row)
+    def best(self, tally: Tally, wanted: int = 1) -> Choice | None:
+        """The node to take next where room for `wanted` more tasks of the class is looked for; None where there is
+        none. It may serve another task too: it stays known."""
+        known = self._known
+        while True:
+            row = min(known, key=lambda one: _per_task(*known[one], wanted), default=-1)
+            while self._heap and not (self._looked >= LOOKED_AT and known):
+                if row >= 0 and _per_task_at_least(self._heap[0][0], wanted) > _per_task(*known[row], wanted):
+                    break
+                _, _, looked = heapq.heappop(self._heap)
+                self._looked += 1
+                choice = self._choose(looked, tally)
+                if choice is not None:
+                    known[looked] = choice, self._serves(choice, wanted)
+                    if row < 0 or _per_task(*known[looked], wanted) < _per_task(*known[row], wanted):
+                        row = looked
+            if row < 0:
+                return None
+            fresh = self._choose(row, tally)
             if fresh is None:
+                del known[row]
                 continue
-            if choice is not None and fresh.cost == cost:
-                heapq.heappush(self._known, (cost, row, fresh))  # may serve another task
+            before = known[row]
+            known[row] = fresh, self._serves(fresh, wanted)
+            if fresh.cost == before[0].cost and known[row][1] >= min(before[1], wanted):
                 return fresh
-            heapq.heappush(self._known, (fresh.cost, row, fresh))
-        return None
 
-    def _look(self, row: int) -> None:
-        self._looked += 1
-        choice = self._choose(row)
-        if choice is not None:
-            heapq.heappush(self._known, (choice.cost, row, choice))
-
-    def _choose(self, row: int) -> Choice | None:
+    def _choose(self, row: int, tally: Tally) -> Choice | None:
         state = self._session.snapshot.states[row]
-        if state is None:
-            return None
-        session = self._session
-        return choose_on(session.running, state, self._view, self._priority, self._chain, session.book)
+        return None if state is None else self._finder.on(state, tally)
+
+    def _serves(self, choice: Choice, wanted: int) -> int:
+        """How many tasks of the class find room when these units are gone, up to `wanted`; one at least."""
+        if wanted <= 1:
+            return 1
+        by_node: defaultdict[str, dict[str, RunningTask]] = defaultdict(dict)
+        snapshot, ask = self._session.snapshot, self._view.ask
+        served = 0
+        for unit in choice.units:
+            for task in unit.tasks:
+                by_node[task.node][task.uid] = task
+        for name, tasks in by_node.items():
+            row = snapshot.rows.get(name, -1)
+            state = snapshot.states[row] if row >= 0 else None
+            if state is None or self._view.codes[row]:
+                continue
+            trial = state.copy()
+            for task in tasks.values():
+                trial.give(task.charge)
+            while served < wanted and (charge := trial.charge(ask)) is not None:
+                trial.take(charge)
+                served += 1
+        return max(1, served)
+
+
+_Key = tuple[int, int, int, int, int, int, float, str]
+
+
+def _per_task(choice: Choice, serves: int, wanted: int) -> _Key:
+    cost, by = choice.cost, min(serves, wanted)
+    return (
+        cost.priority,
+        cost.lost * _PARTS // by,
+        cost.jobs * _PARTS // by,
+        cost.pods * _PARTS // by,
+        cost.cpu * _PARTS // by,
+        cost.guarded * _PARTS // by,
+        cost.longest,
+        cost.last,
+    )
+
+
+def _per_task_at_least(cost: Cost, wanted: int) -> _Key:
+    by = max(1, wanted)
+    return cost.priority, cost.lost * _PARTS // by, cost.jobs * _PARTS // by, 0, 0, 0, float("-inf"), ""

@@ -1,13 +1,17 @@
-"""Whom to evict on one node so that a task fits there: the least of what running pods lose.
+"""What leaves together, what that costs, and whom to evict on one node so that a task fits there.
 
-Units are what leaves together: a single pod, or a whole gang where taking one more member would leave it below its
-minimum. A unit can only be taken if all of it may be: ours, of lower priority, not leaving already.
+Units are what leaves together: a single pod, one task of an elastic job above its minimum, or a whole gang where one
+more member would leave it below its minimum. A unit can only be taken if all of it may be. The cost of a unit is what
+its job loses: nothing but its speed where the minimum stays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+from libs.engine.actions.rights import Tally
 from libs.engine.api import RunningTask
 from libs.engine.devices import NodeState
 from libs.engine.feasible import Feasibility
@@ -15,89 +19,194 @@ from libs.engine.queues import Chain
 from libs.engine.rules.book import Book, Resident
 from libs.engine.running import RunningBook
 
-Unit = tuple[RunningTask, ...]
-#: (highest priority taken, victims, guarded ones, longest run as minus its start, node): less is better.
-Cost = tuple[int, int, int, float, str]
+#: Whether one pod may be taken.
+May = Callable[[RunningTask], bool]
+
+
+class Cost(NamedTuple):
+    """Of several units together; less is better, field by field. `priority`: the highest that is taken, where that
+    comes first. `lost`: milli GPU seconds since the last checkpoints. `jobs`: how many end. `cpu`: lost milli CPU
+    seconds. `guarded`: by disruption budgets. `longest`: minus the earliest start."""
+
+    priority: int
+    lost: int
+    jobs: int
+    pods: int
+    cpu: int
+    guarded: int
+    longest: float
+    last: str
+
+
+class Unit(NamedTuple):
+    tasks: tuple[RunningTask, ...]
+    #: The job ends with it.
+    ends: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """Units that make room for one task on `node`."""
+
     node: str
     units: tuple[Unit, ...]
     cost: Cost
 
 
-def units_on(running: RunningBook, node: str, below: int) -> list[Unit]:
-    """What may be taken on the node, cheapest first: lower priority, unguarded, younger, then by uid."""
-    pods = [t for t in running.by_node.get(node, {}).values() if t.ours and t.priority < below and running.stays(t)]
+@dataclass(frozen=True, slots=True)
+class Appraiser:
+    """What units cost. `now`: seconds since the epoch, 0 where nobody knows, and then no work counts as lost."""
+
+    now: float
+    priority_first: bool
+
+    def cost(self, units: Sequence[Unit], last: str = "") -> Cost:
+        # Units may overlap: a worker above its gang's minimum, and the whole gang.
+        ending = {t.uid for unit in units if unit.ends for t in unit.tasks}
+        victims = {t.uid: t for unit in units for t in unit.tasks}
+        ended = [victims[uid] for uid in ending]
+        top = max(t.priority for t in victims.values())
+        return Cost(
+            top if self.priority_first else 0,
+            sum(t.charge.gpu_milli * self.seconds(t) for t in ended),
+            len({t.job or t.uid for t in ended}),
+            len(victims),
+            sum(t.charge.cpu * self.seconds(t) for t in ended),
+            sum(t.guarded for t in victims.values()),
+            -min(t.started for t in victims.values()),
+            last or min(victims),
+        )
+
+    def seconds(self, task: RunningTask) -> int:
+        """Work that is lost with the pod, by the clock: what it did since its last checkpoint."""
+        run = max(0, int(self.now - task.started)) if self.now else 0
+        return run % task.checkpoint_s if task.checkpoint_s else run
+
+    def least(self, task: RunningTask, ends: bool) -> Cost:
+        """What a unit with this pod costs at least."""
+        lost = task.charge.gpu_milli * self.seconds(task) if ends else 0
+        return Cost(task.priority if self.priority_first else 0, lost, int(ends), 1, 0, 0, float("-inf"), "")
+
+
+#: Of a job whose key says that the pod stands alone, no task is above a minimum.
+_ALONE: Final = "pod/"
+_OBJECT: Final = "job/"
+
+
+def elastic(task: RunningTask) -> bool:
+    """Whether the pod is of a job that may run with fewer tasks than it has."""
+    return task.gang_min > 1 or task.job.startswith(_OBJECT)
+
+
+def units_on(running: RunningBook, node: str, may: May, appraiser: Appraiser, surplus_only: bool = False) -> list[Unit]:
+    """What may be taken on the node, cheapest first."""
+    pods = [t for t in running.by_node.get(node, {}).values() if may(t)]
     pods.sort(key=_preference)
-    units: list[Unit] = []
+    units: list[tuple[Cost, Unit]] = []
     taken: dict[str, int] = {}
     whole: set[str] = set()
     for pod in pods:
-        if pod.gang_min <= 1 or not pod.job:
-            units.append((pod,))
+        if not pod.job or not elastic(pod):
+            if not surplus_only:
+                unit = Unit((pod,), True)
+                units.append((appraiser.cost((unit,)), unit))
             continue
         if pod.job in whole:
             continue
         members = [t for t in running.by_job[pod.job].values() if running.stays(t)]
         if len(members) - taken.get(pod.job, 0) > pod.gang_min:
             taken[pod.job] = taken.get(pod.job, 0) + 1
-            units.append((pod,))
+            unit = Unit((pod,), False)
+            units.append((appraiser.cost((unit,)), unit))
             continue
         whole.add(pod.job)
-        if all(t.ours and t.priority < below for t in members):
-            units.append(tuple(sorted(members, key=_preference)))
-    return units
+        if not surplus_only and all(map(may, members)):
+            unit = Unit(tuple(sorted(members, key=_preference)), True)
+            units.append((appraiser.cost((unit,)), unit))
+    units.sort(key=_by_cost)
+    return [unit for _, unit in units]
+
+
+def _by_cost(priced: tuple[Cost, Unit]) -> Cost:
+    return priced[0]
 
 
 def _preference(task: RunningTask) -> tuple[int, bool, float, str]:
     return task.priority, task.guarded, -task.started, task.uid
 
 
-def choose_on(
-    running: RunningBook, state: NodeState, view: Feasibility, below: int, chain: Chain, book: Book
-) -> Choice | None:
-    """The cheapest set found on this node, or None. No unit of the set can be left out."""
-    units = units_on(running, state.name, below)
-    if not units:
-        return None
-    best: Choice | None = None
-    by_size = sorted(units, key=lambda u: (max(t.priority for t in u), len(u), -_size(u, state.name)))
-    for ordered in (units, by_size):
-        found = _enough(state, view, ordered, chain, book)
-        if found is None:
-            return None  # the order does not matter to that
-        choice = Choice(state.name, tuple(found), _cost(found, state.name))
-        if best is None or choice.cost < best.cost:
-            best = choice
-    return best
+class Finder:
+    """Whom to evict on a node for tasks of one class."""
+
+    def __init__(
+        self,
+        running: RunningBook,
+        view: Feasibility,
+        chain: Chain,
+        book: Book,
+        may: May,
+        appraiser: Appraiser,
+        surplus_only: bool = False,
+    ) -> None:
+        self.running = running
+        self.view = view
+        self.chain = chain
+        self.book = book
+        self.may = may
+        self.appraiser = appraiser
+        self.surplus_only = surplus_only
+
+    def on(self, state: NodeState, tally: Tally) -> Choice | None:
+        """The cheapest set found on this node, or None. No unit of the set can be left out."""
+        units = units_on(self.running, state.name, self.may, self.appraiser, self.surplus_only)
+        if not units:
+            return None
+        best: Choice | None = None
+        orders = [units]
+        if len(units) > 1:
+            orders.append(sorted(units, key=lambda u: (self._top(u), len(u.tasks), -_size(u, state.name))))
+        for ordered in orders:
+            found = self._enough(state, ordered, tally)
+            if found is None:
+                continue
+            choice = Choice(state.name, tuple(found), self.appraiser.cost(found, state.name))
+            if best is None or choice.cost < best.cost:
+                best = choice
+        return best
+
+    def _top(self, unit: Unit) -> int:
+        return max(t.priority for t in unit.tasks) if self.appraiser.priority_first else 0
+
+    def _enough(self, state: NodeState, units: list[Unit], tally: Tally) -> list[Unit] | None:
+        trial = _Trial(state, self.view, self.chain, self.book)
+        taken: list[Unit] = []
+        try:
+            for unit in units:
+                if not tally.allows([u.tasks for u in (*taken, unit)]):
+                    continue
+                trial.take(unit.tasks)
+                taken.append(unit)
+                if trial.fits():
+                    break
+            else:
+                return None
+            for unit in _dearest_first(taken[:-1]):  # the last one is needed: without it the task did not fit
+                trial.spare(unit.tasks)
+                if trial.fits():
+                    taken.remove(unit)
+                else:
+                    trial.take(unit.tasks)
+            return taken
+        finally:
+            trial.end()
+
+
+def _dearest_first(units: list[Unit]) -> list[Unit]:
+    return units[::-1]
 
 
 def _size(unit: Unit, node: str) -> int:
-    return sum(t.charge.gpu_milli * 1_000_000 + t.charge.cpu + t.charge.mem for t in unit if t.node == node)
-
-
-def _enough(state: NodeState, view: Feasibility, units: list[Unit], chain: Chain, book: Book) -> list[Unit] | None:
-    trial = _Trial(state, view, chain, book)
-    taken: list[Unit] = []
-    try:
-        for unit in units:
-            trial.take(unit)
-            taken.append(unit)
-            if trial.fits():
-                break
-        else:
-            return None
-        for unit in reversed(taken[:-1]):  # the last one is needed: without it the task did not fit
-            trial.spare(unit)
-            if trial.fits():
-                taken.remove(unit)
-            else:
-                trial.take(unit)
-        return taken
-    finally:
-        trial.end()
+    return sum(t.charge.gpu_milli * 1_000_000 + t.charge.cpu + t.charge.mem for t in unit.tasks if t.node == node)
 
 
 class _Trial:
@@ -115,13 +224,13 @@ class _Trial:
         self._back = [[0, 0, 0] for _ in chain]
         self._gone: dict[str, int] = {}
 
-    def take(self, unit: Unit) -> None:
+    def take(self, unit: Sequence[RunningTask]) -> None:
         for task in unit:
             times = self._gone[task.uid] = self._gone.get(task.uid, 0) + 1
             if times == 1:
                 self._move(task, 1)
 
-    def spare(self, unit: Unit) -> None:
+    def spare(self, unit: Sequence[RunningTask]) -> None:
         for task in unit:
             self._gone[task.uid] -= 1
             if not self._gone[task.uid]:
@@ -166,14 +275,3 @@ class _Trial:
                 back[0] += sign * charge.gpu_milli
                 back[1] += sign * charge.cpu
                 back[2] += sign * charge.mem
-
-
-def _cost(units: list[Unit], node: str) -> Cost:
-    victims = {t.uid: t for unit in units for t in unit}.values()
-    return (
-        max(t.priority for t in victims),
-        len(victims),
-        sum(t.guarded for t in victims),
-        -min(t.started for t in victims),
-        node,
-    )
