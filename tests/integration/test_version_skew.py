@@ -173,6 +173,7 @@ async def test_the_fences_hold_across_releases(both: tuple[RedisLedger, RedisLed
     old, new = both
     state = await loaded(old)
     epoch = (await old.take(3)).epoch
+    await new.state()
     await new.take(3)
     (answer,) = await old.commit([plan("a", range(1), state, epoch)])
     assert set(answer.refused.values()) == {Refusal.EPOCH}
