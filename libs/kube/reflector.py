@@ -150,11 +150,12 @@ class Reflector:
                 self._drained.set()
                 if batch:
                     await self._hand_over(batch)
-                elif self._finished:
-                    break
                 if self._relist:
                     self._listed = False
                     return
+                # Last events and the end of the watch may have come as one: nothing more will be heard of it.
+                if self._finished and not self._pending:
+                    break
             if self._ended is not None:
                 raise self._ended
         finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 import pytest
@@ -47,6 +48,17 @@ class Follower:
                 await self.changed.wait()
 
 
+class EndsAtOnce(EmbeddedCluster):
+    """Its watches end as soon as they have said something, without a pause in between."""
+
+    async def watch(
+        self, path: str, *, params: Mapping[str, str], silence_s: float = 60.0
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        async for event in super().watch(path, params=params, silence_s=silence_s):
+            yield event
+            return
+
+
 class TestReflector:
     async def test_a_broken_watch_goes_on_where_it_was(self) -> None:
         cluster = EmbeddedCluster()
@@ -73,6 +85,19 @@ class TestReflector:
         cluster.compact()
         await follower.sees({"b"})
         assert follower.reflector.health().lists == 2
+        task.cancel()
+
+    async def test_a_watch_that_ends_together_with_its_last_events_is_begun_anew(self) -> None:
+        """A busy reader finds events and the end of the stream in one turn of its loop."""
+        cluster = EndsAtOnce()
+        follower = Follower(cluster)
+        task = asyncio.create_task(follower.reflector.run())
+        await follower.sees(set())
+        for name in "abc":
+            await create(cluster, name)
+            await follower.sees({n for n in "abc" if n <= name})
+        assert follower.reflector.health().lists == 1
+        assert follower.reflector.health().watches >= 2
         task.cancel()
 
     async def test_what_arrives_together_is_handed_over_together(self) -> None:
