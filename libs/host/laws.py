@@ -53,7 +53,8 @@ def _devices(seen: Seen) -> Iterable[Violation]:
     """No device promised twice: among pods by their annotations, and in the ledger by its charges."""
     for side, charges in (
         ("pods", [(p.node, p.name, p.charge()) for p in seen.pods if p.holds and p.ours]),
-        ("ledger", [(h.node, h.id, h.charge) for h in seen.holders if h.state != "earmark"]),
+        # An earmark and what it still lacks are charged before its victims have left.
+        ("ledger", [(h.node, h.id, h.charge) for h in seen.holders if h.state not in ("earmark", "pending")]),
     ):
         milli: defaultdict[tuple[str, int], int] = defaultdict(int)
         mib: defaultdict[tuple[str, int], int] = defaultdict(int)
