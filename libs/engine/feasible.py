@@ -177,6 +177,10 @@ class Feasibility:
         return total if back is None else total[back]
 
     # -- answers ----------------------------------------------------------------------------------------------------
+    def now(self) -> Ints:
+        """One integer per row, the higher the better; -1 where the task does not fit now."""
+        return self.keys
+
     def best(self) -> int:
         """The best row now, or -1."""
         keys = self.keys

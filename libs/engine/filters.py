@@ -36,6 +36,7 @@ CODES: Final[tuple[Reason | None, ...]] = (
     Reason.MEMORY_TOTAL,
     Reason.EXTRA_TOTAL,
     Reason.TOPOLOGY,
+    Reason.DOMAIN,
     Reason.VOLUME_NODE,
     Reason.VOLUME_STATIC,
     Reason.TAINT,

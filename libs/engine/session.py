@@ -17,6 +17,7 @@ from libs.engine import explain
 from libs.engine.api import EngineConfig, Placement
 from libs.engine.ask import Ask, AskKey, ask_key
 from libs.engine.draw import Draw
+from libs.engine.fair.runs import Runs
 from libs.engine.feasible import Feasibility
 from libs.engine.mix import TypicalMix
 from libs.engine.policies import chosen
@@ -27,6 +28,8 @@ from libs.engine.rules.feasible import RuledFeasibility
 from libs.engine.running import RunningBook
 from libs.engine.snapshot import Snapshot
 from libs.engine.statement import Statement, Taken
+from libs.engine.topology.confined import Confined
+from libs.engine.topology.domains import Domains, Region
 
 #: Classes kept ready; the least recently used goes first. One costs about 16 bytes per node.
 CLASSES: Final = 512
@@ -39,6 +42,7 @@ class Session:
         self.queues = QueueBook(config.fairness, config.history)
         self.running = RunningBook()
         self.book = Book(self.snapshot)
+        self.runs = Runs()
         self.mix = TypicalMix(config.typical)
         self._draw = Draw(config.seed)
         around = Surroundings(self.snapshot, self.mix, self.charges, self._draw)
@@ -61,6 +65,10 @@ class Session:
         self.moved_in_vain: dict[Hashable, tuple[int, float]] = {}
         #: What actions remember for the length of a pass, by (what, ...).
         self.memo: dict[tuple[Any, ...], Any] = {}
+        self.domains = Domains(self.snapshot, self.book.topology, config.levels)
+        #: Where tasks of the job being decided may be, by id; None: nobody is confined.
+        self.regions: dict[str, Region] | None = None
+        self._confined: dict[tuple[Feasibility, Region], Confined] = {}
 
     # -- classes ----------------------------------------------------------------------------------------------------
     def feasible(self, task: Task) -> Feasibility:
@@ -79,7 +87,22 @@ class Session:
         self._uses += 1
         found.used = self._uses
         found.refresh()
+        return found if self.regions is None else self._within(found, task)
+
+    def _within(self, view: Feasibility, task: Task) -> Feasibility:
+        region = self.regions.get(task.id) if self.regions is not None else None
+        if region is None:
+            return view
+        found = self._confined.get((view, region))
+        if found is None:
+            found = self._confined[view, region] = Confined(view, region)
         return found
+
+    def confine(self, regions: dict[str, Region] | None) -> None:
+        """From now on these tasks may be in these regions only; None: everybody anywhere again."""
+        self.regions = regions
+        if regions is None:
+            self._confined.clear()
 
     def begin(self, now: float = 0.0) -> None:
         """Start of a pass. `now`: seconds since the epoch, 0 where nobody knows."""

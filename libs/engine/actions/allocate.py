@@ -10,6 +10,9 @@ from libs.engine.api import Decision, PendingJob
 from libs.engine.queues import Chain
 from libs.engine.session import Session
 from libs.engine.statement import Statement
+from libs.engine.topology.parts import wished
+from libs.engine.topology.refusal import refusal
+from libs.engine.topology.seating import seating_of
 
 
 def allocate(session: Session, job: PendingJob, refused: Decision | None) -> Decision:  # noqa: ARG001
@@ -33,9 +36,13 @@ def allocate(session: Session, job: PendingJob, refused: Decision | None) -> Dec
         statement.rollback()
         return Decision(head.key, gang.room_never(session, tasks, need) or verdict)
     filled = Filled()
+    seating = seating_of(session, statement, job, tasks, chain, earmarks) if wished(tasks) else None
     for ordered in _orders(tasks, need):
         statement.rollback(before)
-        filled = fill(session, statement, ordered, chain, earmarks)
+        if seating is None:
+            filled = fill(session, statement, ordered, chain, earmarks)
+        else:
+            filled = seating.attempt(ordered, need)
         if need.met(filled.tasks):
             if earmarks:
                 _take_back(session, statement, earmarks, filled.used, chain)
@@ -43,6 +50,8 @@ def allocate(session: Session, job: PendingJob, refused: Decision | None) -> Dec
             session.keep(statement)
             return Decision(head.key, session.fits, tuple(filled.placements), leftover=filled.first or door.barred)
     statement.rollback()
+    if seating is not None and seating.demands:
+        return Decision(head.key, refusal(session, seating, gang.order(tasks, need), need))
     return Decision(head.key, _why_not(session, tasks, need, filled))
 
 

@@ -62,6 +62,7 @@ class Placed:
     anti_affinity: tuple[PodTerm, ...] = ()
     claims: tuple[str, ...] = ()
     terminating: bool = False
+    task: Task | None = None
 
 
 def placed(task: Task, node: str) -> Placed:
@@ -75,6 +76,7 @@ def placed(task: Task, node: str) -> Placed:
         rules.ports if rules is not None else (),
         rules.anti_affinity if rules is not None else (),
         rules.claims if rules is not None else (),
+        task=task,
     )
 
 

@@ -90,6 +90,10 @@ class Topology:
         self._keys[key], self._read[key] = (values, codes), now
         return codes
 
+    def values(self, key: str) -> list[str]:
+        """The label's values, by code."""
+        return list(self._keys[key][0]) if key in self._keys else []
+
     def size(self, key: str) -> int:
         """One more than the greatest code that was given out."""
         return len(self._keys[key][0]) if key in self._keys else 0

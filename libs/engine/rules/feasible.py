@@ -260,6 +260,9 @@ class RuledFeasibility(Feasibility):
                 codes[self._snapshot.alive] = CODE[reason]
         return codes
 
+    def now(self) -> Ints:
+        return self._open()
+
     def _open(self) -> Ints:
         return np.where(self._barred() == 0, self.keys, -1)
 
