@@ -15,7 +15,7 @@ import msgspec
 
 from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import Gpu, Node, Taint, Toleration
-from libs.domain.queues import Queue
+from libs.domain.queues import Queue, Quota
 from libs.domain.resources import WHOLE, Charge, GpuGrant, GpuRequest, Request
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.api import Engine, PendingJob, RunningTask
@@ -245,8 +245,20 @@ class ClusterBuilder:
         raise LookupError(f"no node has room for {gpus} GPUs, share {share}")
 
     # -- queues -----------------------------------------------------------------------------------------------------
-    def queue(self, path: str, gpus: int | None = None, cpu: int | None = None, mem: int | None = None) -> Self:
-        self.queues[path] = Queue(path, None if gpus is None else gpus * WHOLE, cpu, mem)
+    def queue(
+        self,
+        path: str,
+        gpus: int | None = None,
+        cpu: int | None = None,
+        mem: int | None = None,
+        *,
+        deserves: int | None = None,
+        **more: Any,
+    ) -> Self:
+        """Limits, and how many GPUs it deserves; `more` is of Queue."""
+        if deserves is not None:
+            more["deserved"] = Quota(gpu_milli=deserves * WHOLE)
+        self.queues[path] = Queue(path, None if gpus is None else gpus * WHOLE, cpu, mem, **more)
         return self
 
     def _charge_queue(self, path: str, charge: Charge) -> None:
