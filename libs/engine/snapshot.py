@@ -167,6 +167,7 @@ class Snapshot:
         self.states[row] = None
         self._free_rows.append(row)
         self.touched_spec(row)
+        self._forget_gone(name)
         return True
 
     def use_seen(self, use: NodeUse) -> bool:
@@ -194,7 +195,18 @@ class Snapshot:
                     self.touched_spec(row)
                 else:
                     self.touched(row)
+        if use.gone:
+            self._forget_gone(use.node)
         return True
+
+    def _forget_gone(self, name: str) -> None:
+        """A node that is no more, and of which nobody holds anything, is not remembered: where nodes come and go under
+        ever new names, what is kept of them would grow for ever."""
+        use = self.uses.get(name)
+        if use is None or not use.gone or name in self.rows or use.earmarked:
+            return
+        if not (use.cpu or use.mem or use.pods or use.blind or any(milli or mib for milli, mib in use.gpus)):
+            del self.uses[name]
 
     def state(self, name: str) -> NodeState | None:
         row = self.rows.get(name)
