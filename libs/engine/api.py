@@ -100,6 +100,25 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """When a job can start, seconds since the epoch, between `low` and `high`; 0 where nobody knows. `basis` says from
+    what that follows."""
+
+    at: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    basis: str = "unknown run times"
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Where a job is to start, on room that is there or comes free by itself."""
+
+    placements: tuple[Placement, ...]
+    start: Start
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """`weights` are policy name -> weight. `candidates` > 1 draws among that many best nodes (for replicas that
     contend), with a generator seeded by `seed`. `typical` replaces the mix of tasks that policies learn by a fixed one:
@@ -181,6 +200,14 @@ class Engine(Protocol):
         whatever order the jobs are given in, later ones seeing what earlier ones took. What was
         taken stays in the snapshot as tentative until `settle`. `now` (seconds since the epoch; 0: unknown) tells how
         long pods have run."""
+        ...
+
+    def reserve(self, job: PendingJob, now: float) -> Reserved | None:
+        """Where a job that fits nowhere can start soonest with nobody evicted; None where nothing would help."""
+        ...
+
+    def kept(self) -> Mapping[str, frozenset[str]]:
+        """Job key -> nodes on which room is kept for it."""
         ...
 
     @property

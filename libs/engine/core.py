@@ -15,12 +15,14 @@ from libs.domain.queues import Queue, QueueHistory
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
-from libs.engine.api import Decision, EngineConfig, PendingJob, RunningTask
+from libs.engine.api import Decision, EngineConfig, PendingJob, Reserved, RunningTask
 from libs.engine.ask import ask_key
 from libs.engine.fair import Line, Shares, amounts_of, asked, place
 from libs.engine.filters import CODES
 from libs.engine.mix import MixState
+from libs.engine.reserve import reserve
 from libs.engine.session import Session
+from libs.engine.topology.evicting import act
 
 
 class PlacementEngine:
@@ -60,6 +62,9 @@ class PlacementEngine:
         self._session.book.seen(task)
 
     def pod_gone(self, uid: str) -> None:
+        task = self._session.running.by_uid.get(uid)
+        if task is not None and self._session.running.stays(task):
+            self._session.runs.ended(task, self._session.now)
         self._session.running.gone(uid)
         self._session.book.gone(uid)
 
@@ -126,7 +131,8 @@ class PlacementEngine:
     def _decide(self, job: PendingJob) -> Decision:
         decision: Decision | None = None
         for action in ACTIONS:
-            decision = action(self._session, job, decision)
+            session = self._session
+            decision = action(session, job, None) if decision is None else act(session, job, action, decision)
             if decision.placements:
                 break
         if decision is None:
@@ -135,6 +141,13 @@ class PlacementEngine:
 
     def settle(self) -> None:
         self._session.settle()
+
+    def reserve(self, job: PendingJob, now: float) -> Reserved | None:
+        self._session.begin(now)
+        return reserve(self._session, job)
+
+    def kept(self) -> Mapping[str, frozenset[str]]:
+        return {key: frozenset(names) for key, names in self._session.snapshot.earmarks.items() if names}
 
     def scope_of(self, task: Task) -> Hashable:
         session = self._session

@@ -20,11 +20,13 @@ from libs.runtime.lifecycle import Health
 from libs.runtime.phases import Phase, run_phases
 from libs.runtime.tasks import ended, never_ends
 from services.placement import measures
+from services.placement.attention import Attention
 from services.placement.controller import Controller
 from services.placement.cycle import Cycle
 from services.placement.emit import Emitter
 from services.placement.gangs import Mender
 from services.placement.intake import Intake
+from services.placement.jobs import Pending
 from services.placement.ownership import Ownership
 from services.placement.returns import Returns
 from services.placement.settings import PlacementSettings
@@ -51,6 +53,9 @@ class Placement:
             seed=settings.placement_seed,
             consolidate=settings.placement_consolidate,
             consolidate_after_s=settings.placement_consolidate_after_s,
+            fairness=settings.placement_fairness,
+            history=settings.placement_history,
+            overdue_s=settings.placement_overdue_s,
         )
 
         def new_engine() -> Engine:
@@ -58,7 +63,10 @@ class Placement:
 
         tenants = {namespace: tenant.name for tenant in settings.tenants for namespace in tenant.namespaces}
         view = View(new_engine, gpu_max_age_s=settings.placement_gpu_max_age_s, tenants=tenants)
-        self.state = State(view=view)
+        attention = Attention(settings.placement_hopeless_per_s)
+        pending = Pending(overdue_s=settings.placement_overdue_s, attention=attention)
+        pending.wall = clock.wall
+        self.state = State(view=view, pending=pending)
         pauses = (Backoff(0.05, 5.0), Backoff(0.05, 5.0))
         self._emitter = Emitter(parts.bus.publisher(), pauses, self._partitions)
         self._teller = Teller(self.state, parts.kube, self._emitter, settings, clock)

@@ -71,6 +71,7 @@ class Cycle:
         self._fenced = fenced
         self._rng = random.Random(settings.placement_seed or None)
         self._stopping = False
+        self._bounded_at = float("-inf")
         self._between = asyncio.Event()
         self._between.set()
 
@@ -94,7 +95,7 @@ class Cycle:
             if more:
                 await asyncio.sleep(0)
                 continue
-            due = state.pending.ripen(self._clock.monotonic())
+            due = self._due()
             if state.pending.has_dirty and state.wake.is_set():
                 continue
             pause = None if due is None else max(due - self._clock.monotonic(), 0.001)
@@ -106,12 +107,21 @@ class Cycle:
             # Readers that have something go first: a burst is ordered as a whole.
             await asyncio.sleep(0)
 
+    def _due(self) -> float | None:
+        """When there is something to do again by itself."""
+        state, now = self._state, self._clock.monotonic()
+        times = [state.pending.attention.opens(queue, now) for queue in state.waiting.unfinished]
+        ripe = state.pending.ripen(now)
+        return min([*times, ripe] if ripe is not None else times, default=None)
+
     async def once(self) -> bool:
         """One pass; whether there was anything to decide."""
         state, now = self._state, self._clock.monotonic()
         news = state.view.news
-        if news:
-            for key in state.waiting.wake(news):
+        state.pending.line.follow(state.view.engine.shares)
+        if news or state.waiting.unfinished:
+            attention, batch = state.pending.attention, self._settings.placement_batch
+            for key in state.waiting.wake(news, lambda queue: attention.most(queue, now, batch)):
                 job = state.pending.jobs.get(key)
                 if job is not None:
                     state.pending.dirty(job)
@@ -173,6 +183,7 @@ class Cycle:
                         job.verdict = None
                 else:
                     self._wait(job, decision.verdict, now)
+                self._attend(job, decision, now)
                 measures.DECISIONS.labels(decision.verdict.kind).inc()
             if plans:
                 await self._commit(plans)
@@ -183,6 +194,21 @@ class Cycle:
         for job in by_key.values():  # the engine said nothing about it: never lose a job silently
             state.pending.later(job, now + 1.0)
         await self._emitter.urgent.room()
+
+    def _attend(self, job: Job, decision: Decision, now: float) -> None:
+        attention, queue = self._state.pending.attention, job.head.queue
+        if decision.placements:
+            attention.placed(queue)
+            return
+        measures.HOPELESS.inc()
+        if attention.failed(queue, now) and now - self._bounded_at >= _TELL_S:
+            self._bounded_at = now
+            log.info(
+                "a queue spent its attention on jobs that fit nowhere; its others wait a moment",
+                queue=queue,
+                evaluations=attention.count(queue),
+                per_s=attention.per_s,
+            )
 
     def _grantable(self, decision: Decision) -> Sequence[Placement]:
         view = self._state.view
@@ -375,6 +401,8 @@ class Cycle:
             self._waits(job, verdict)
 
 
+#: Between two lines of the log about bounded queues.
+_TELL_S = 60.0
 _ON_GPU_SIZES = frozenset({Reason.GPU_MEMORY_TOTAL, Reason.GPU_MODEL, Reason.GPU_SHARE})
 #: Of several reasons for one plan, what follows is decided by the heaviest.
 _WEIGHT = {

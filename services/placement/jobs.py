@@ -8,7 +8,7 @@ task, so a refused write finds everything needed to decide again. Pure: time is 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +19,9 @@ from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import newer
 from libs.domain.verdicts import Verdict
 from libs.engine.api import PendingJob
+from libs.engine.fair import NOTHING, Line, Place, Shares, asked, everything, place
 from libs.kube.trainingjobs import task_of
+from services.placement.attention import Attention
 
 #: How many ended or bound task ids are remembered. At 1,000 pods/s this is more than two minutes, and a hint or a list
 #: that is older than that is caught by the ledger (tombstones, held tasks).
@@ -67,6 +69,8 @@ class Job:
     not_before: float = 0.0
     seen: str = ""
     never_since: float = 0.0
+    #: Has waited so long that it is the first of its queue.
+    aged: bool = False
     cause: str = ""
     traceparent: str = ""
     #: What was last said, to say nothing twice: to the world, and on each waiting pod.
@@ -110,15 +114,19 @@ class Ended:
 
 
 class Pending:
-    """Jobs by key and by partition, which of them are dirty, and which wait for a time."""
+    """Jobs by key and by partition, which of them are dirty, and which wait for a time. Dirty ones stand in `line`,
+    the line over the queues; `wall` tells the seconds since the epoch (0: unknown), by which jobs age."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, overdue_s: float = 129_600.0, attention: Attention | None = None) -> None:
         self.jobs: dict[str, Job] = {}
         self.ended = Ended()
         #: job key -> ids of its tasks that hold room, from the facts about running pods. Gangs only.
         self.running: dict[str, set[str]] = {}
-        self._dirty: set[str] = set()
-        self._queue: list[Order] = []
+        self.line: Line[str] = Line(Shares(lambda _: NOTHING))
+        self.attention = attention or Attention()
+        self.wall: Callable[[], float] = lambda: 0.0
+        self.overdue_s = overdue_s
+        self._closed: set[str] = set()
         self._timers: list[tuple[float, str]] = []
 
     # -- what arrives -------------------------------------------------------------------------------------------------
@@ -196,7 +204,7 @@ class Pending:
         return True
 
     def remove(self, key: str) -> Job | None:
-        self._dirty.discard(key)
+        self.line.discard(key)
         return self.jobs.pop(key, None)
 
     def drop_partition(self, partition: int) -> list[Job]:
@@ -219,10 +227,18 @@ class Pending:
     # -- what is to be decided ----------------------------------------------------------------------------------------
 
     def dirty(self, job: Job) -> None:
-        key = job.head.key
-        if key not in self._dirty:
-            self._dirty.add(key)
-            heapq.heappush(self._queue, job.order)
+        head = job.head
+        if head.key not in self.line:
+            ask = asked(head, job.waiting, self.held(job) if head.gang_min > 1 else 0)
+            self.line.put(head.key, head.queue, self.place(job), ask)
+
+    def place(self, job: Job) -> Place:
+        """Within its queue, as things stand."""
+        return place(job.head, self.wall(), self.overdue_s)
+
+    def line_moved(self, queue: str) -> None:
+        """Another amount of the queue is used."""
+        self.line.touched((queue,))
 
     def later(self, job: Job, at: float) -> None:
         """Not before `at` (monotonic)."""
@@ -237,34 +253,50 @@ class Pending:
             job = self.jobs.get(key)
             if job is not None and job.not_before <= now:
                 self.dirty(job)
-        return timers[0][0] if timers else None
+        due = timers[0][0] if timers else None
+        for queue in self._closed:
+            opens = self.attention.opens(queue, now)
+            due = opens if due is None else min(due, opens)
+        return due
 
     @property
     def has_dirty(self) -> bool:
-        return bool(self._dirty)
+        """Whether somebody's turn has come."""
+        return len(self.line) > 0 and self.line.head() is not None
 
     def take(self, limit: int, active: Iterable[int], now: float) -> list[Job]:
-        """The first dirty jobs in order, of `active` partitions, with about `limit` tasks (one job may exceed it). Jobs
-        that are not to be decided yet stay out: their timer, or the take-over of their partition, makes them dirty."""
+        """The first dirty jobs in line, of `active` partitions, with about `limit` tasks (one job may exceed it). Jobs
+        that are not to be decided yet stay out: their timer, or the take-over of their partition, makes them dirty. Of
+        a queue that spent its attention on hopeless jobs nothing is taken for now."""
         open_partitions = frozenset(active)
         taken: list[Job] = []
-        room = limit
-        while self._queue and room > 0:
-            key = self._queue[0][2]
-            job = self.jobs.get(key)
-            if key not in self._dirty or job is None:
-                heapq.heappop(self._queue)
-                self._dirty.discard(key)
+        of_queue: dict[str, int] = {}
+        room, line = limit, self.line
+        line.settle()
+        for queue in [q for q in self._closed if self.attention.opens(q, now) <= now]:
+            self._closed.discard(queue)
+            line.open(queue)
+        while room > 0 and (entry := line.head()) is not None:
+            job = self.jobs.get(entry.key)
+            if job is None:
+                line.discard(entry.key)
                 continue
-            tasks = len(job.waiting) if job.claims else len(job.tasks)
-            if taken and tasks > room:
+            tasks = job.waiting
+            if taken and len(tasks) > room:
                 break
-            heapq.heappop(self._queue)
-            self._dirty.discard(key)
-            if tasks <= 0 or job.not_before > now or job.partition not in open_partitions:
+            if not tasks or job.not_before > now or job.partition not in open_partitions:
+                line.discard(entry.key)
                 continue
+            queue = entry.path
+            if of_queue.get(queue, 0) >= self.attention.most(queue, now, limit):
+                self._closed.add(queue)
+                line.close(queue)
+                continue
+            line.discard(entry.key)
+            line.charge(queue, entry.ask if len(tasks) == 1 else everything(tasks))
+            of_queue[queue] = of_queue.get(queue, 0) + 1
             taken.append(job)
-            room -= tasks
+            room -= len(tasks)
         return taken
 
     def of_partition(self, partition: int) -> Iterator[Job]:

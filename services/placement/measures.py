@@ -10,6 +10,9 @@ SEEN_TO_PLAN_S = histogram(
     "drystone_placement_seen_to_plan_seconds", "From the first sight of a job's task to its committed plan."
 )
 DECISIONS = counter("drystone_placement_decisions_total", "Jobs decided, by verdict.", ("verdict",))
+HOPELESS = counter(
+    "drystone_placement_hopeless_evaluations_total", "Evaluations of jobs that placed nothing; bounded per queue."
+)
 REFUSALS = counter("drystone_placement_commit_refusals_total", "Plans refused by the ledger, by reason.", ("reason",))
 PLANNED = counter("drystone_placement_planned_tasks_total", "Tasks whose claim the ledger took.")
 OUTCOMES = counter("drystone_placement_outcomes_total", "Reports of the binder about tasks.", ("landed",))

@@ -49,6 +49,16 @@ class PlacementSettings(CommonSettings):
     #: Most eviction plans for one job in a row before it waits a while.
     placement_evictions: int = Field(default=3, ge=0, le=100)
 
+    #: From fairness between queues (100: the smallest difference of their shares decides) to efficiency (0: the better
+    #: job goes first, whichever queue above its share it is of). What queues deserve stands at any setting.
+    placement_fairness: int = Field(default=100, ge=0, le=100)
+    #: How much of what counts as used by a queue is its past average instead of the present.
+    placement_history: int = Field(default=50, ge=0, le=100)
+    #: A job that has waited this long is the first of its queue.
+    placement_overdue_s: float = Field(default=129_600.0, gt=0, le=10_000_000)
+    #: Evaluations a second that one queue may spend on jobs that then do not fit.
+    placement_hopeless_per_s: float = Field(default=500.0, ge=1, le=100_000)
+
     #: A gang that holds less than its minimum is refilled first; after this long it is released as a whole.
     placement_gang_grace_s: float = Field(default=60.0, gt=0, le=86_400)
     #: After one broken gang yielded, the next in order waits this long for the room to help it.

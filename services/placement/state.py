@@ -61,6 +61,8 @@ class State:
     def __post_init__(self) -> None:
         self.view.on_pod = self._pod
         self.view.on_freed = self._freed
+        self.view.on_queue_use = self.pending.line_moved
+        self.waiting.place = self.pending.place
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 

@@ -108,6 +108,9 @@ class Teller:
         now = self._clock.monotonic()
         for job in self._state.pending.jobs.values():
             if job.verdict is not None and job.head.key in self._state.waiting:
+                if not job.aged and self._state.pending.place(job)[0] == 0:
+                    job.aged = True
+                    self._state.waiting.aged(job)
                 self._plan(now, job.head.key, "event")
                 self._plan(now, job.head.key, "condition")
 

@@ -69,6 +69,8 @@ class View:
         self._marked: set[str] = set()
         #: Called with a pod's fact when it is seen to hold room, and with its last fact when it holds none any more.
         self.on_pod: Callable[[PodFact, bool], None] = lambda _fact, _holds: None
+        #: Called with the path of a queue of which another amount is used.
+        self.on_queue_use: Callable[[str], None] = lambda _path: None
         #: Called with the name of a node on which room came free.
         self.on_freed: Callable[[str], None] = lambda _node: None
 
@@ -325,6 +327,7 @@ class View:
                 continue
             self._queue_uses[queue.path] = queue
             self.engine.queue_use_seen(queue)
+            self.on_queue_use(queue.path)
             if known_queue is not None and _queue_freed(known_queue, queue):
                 self.news.queues.add(queue.path)
 

@@ -4,20 +4,28 @@ Jobs that look alike to the engine (same queue, priority, wishes, size) form a g
 wakes the first of each group that its verdict says it can help. Where that one is placed, the next two follow, then
 four: room for a thousand is used in ten passes, and room for none costs one decision, however many wait. A newcomer
 that looks like a waiting group joins it without being decided. Pure.
+
+Each queue has its groups in a ring. An event sends one round along it: the first in line at once, the others as the
+queue's attention lasts, each turn beginning where the last one ended. So where thousands of groups wait for room, an
+event costs what its queue can pay for, and every group has its turn.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Final
 
 from libs.domain.queues import ancestors
 from libs.domain.verdicts import Kind, Verdict, Wake
+from libs.engine.fair import Place
 from services.placement.jobs import Job, Order
 
 #: What voids a Never, whatever it says itself: capacity or the job's own specification changed.
 _VOIDS_NEVER = (Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.SPEC_CHANGED)
+#: Entries of jobs that have left a group which are not worth looking for.
+_LEFT_BEHIND = 64
 
 
 @dataclass(slots=True)
@@ -42,12 +50,33 @@ class _Group:
     members: list[Order] = field(default_factory=list)
     burst: int = 1
     trying: set[str] = field(default_factory=set)
+    #: How many jobs wait here; `members` may hold entries of others that have left.
+    size: int = 0
+
+
+@dataclass(slots=True)
+class _Ring:
+    """Groups of one queue, the next to be looked at first; how many are left of the round that `news` sent; and all who
+    wait, by their place (entries of those who left are void)."""
+
+    groups: dict[Hashable, None] = field(default_factory=dict)
+    news: News = field(default_factory=News)
+    left: int = 0
+    line: list[Place] = field(default_factory=list)
+
+
+#: Groups that one turn looks at for each that it may wake: looking is much cheaper than deciding.
+_LOOKS: Final = 8
 
 
 class Waiting:
     def __init__(self) -> None:
         self._groups: dict[Hashable, _Group] = {}
         self._of: dict[str, Hashable] = {}
+        self._rings: dict[str, _Ring] = {}
+        #: Queues with a round that is not finished.
+        self.unfinished: set[str] = set()
+        self.place: Callable[[Job], Place] = lambda job: (1, *job.order)
 
     def __len__(self) -> int:
         return len(self._of)
@@ -88,6 +117,7 @@ class Waiting:
         group = self._groups.get(signature)
         if group is None:
             group = self._groups[signature] = _Group(verdict=verdict, queue=job.head.queue)
+            self._rings.setdefault(group.queue, _Ring()).groups[signature] = None
         group.verdict = verdict
         group.burst = 1
         group.trying.discard(key)
@@ -105,7 +135,31 @@ class Waiting:
         if self._of.get(job.head.key) == signature:
             return
         self._of[job.head.key] = signature
+        group.size += 1
         heapq.heappush(group.members, job.order)
+        heapq.heappush(self._rings[group.queue].line, self.place(job))
+
+    def aged(self, job: Job) -> None:
+        """Its place in line may be another one by now."""
+        group = self._groups.get(self._of.get(job.head.key))
+        if group is not None:
+            heapq.heappush(self._rings[group.queue].line, self.place(job))
+
+    def first(self, queue: str) -> str | None:
+        """Who waits first in the queue's line."""
+        ring = self._rings.get(queue)
+        while ring is not None and ring.line:
+            key = ring.line[0][3]
+            group = self._groups.get(self._of.get(key))
+            if group is not None and group.queue == queue:
+                return key
+            heapq.heappop(ring.line)
+        return None
+
+    @property
+    def queues(self) -> list[str]:
+        """Queues in which somebody waits."""
+        return list(self._rings)
 
     def leave(self, key: str) -> None:
         """The job waits no more: placed, gone, or its partition was lost."""
@@ -114,6 +168,7 @@ class Waiting:
             return
         group = self._groups[signature]
         group.trying.discard(key)
+        group.size -= 1
         self._prune(signature, group)
 
     def placed(self, key: str) -> list[str]:
@@ -133,17 +188,43 @@ class Waiting:
         signature = self._of.get(key)
         return signature is not None and key in self._groups[signature].trying
 
-    def wake(self, news: News) -> list[str]:
-        """First members of all groups that the news can help."""
+    def wake(self, news: News, most: Callable[[str], int] | None = None) -> list[str]:
+        """First members of groups that the news can help: of each queue the first in line, and `most` others (None: all
+        of them). Without news the rounds under way go on."""
         woken: list[str] = []
-        if not news:
-            return woken
-        for group in self._groups.values():
-            if group.trying or not _helped(group, news):
-                continue
-            group.burst = 1
-            woken += self._first(group, 1)
+        if news:
+            for queue, ring in self._rings.items():
+                ring.news.kinds |= news.kinds
+                ring.news.queues |= news.queues
+                ring.left = len(ring.groups)
+                self.unfinished.add(queue)
+                first = self.first(queue)
+                if first is not None:
+                    woken += self._try(self._groups[self._of[first]], ring.news)
+        for queue in list(self.unfinished):
+            woken += self._round(queue, self._rings[queue], len(self._of) if most is None else most(queue))
         return woken
+
+    def _round(self, queue: str, ring: _Ring, most: int) -> list[str]:
+        woken: list[str] = []
+        looks = _LOOKS * most
+        while ring.left > 0 and looks > 0 and len(woken) < most:
+            signature = next(iter(ring.groups))
+            del ring.groups[signature]
+            ring.groups[signature] = None  # to the end of the ring
+            ring.left -= 1
+            looks -= 1
+            woken += self._try(self._groups[signature], ring.news)
+        if ring.left <= 0:
+            ring.news.clear()
+            self.unfinished.discard(queue)
+        return woken
+
+    def _try(self, group: _Group, news: News) -> list[str]:
+        if group.trying or not _helped(group, news):
+            return []
+        group.burst = 1
+        return self._first(group, 1)
 
     def wake_one(self, key: str) -> bool:
         """This job is to be decided itself (its own timer or its own task changed). False where it does not wait."""
@@ -174,12 +255,22 @@ class Waiting:
         return found
 
     def _prune(self, signature: Hashable, group: _Group) -> None:
-        """Drop entries of members that left, and the group with its last member."""
+        """Drop entries of members that left, and the group with its last member. Behind a head that waits for long they
+        cannot be reached one by one: when they are most, all are looked at."""
         members = group.members
+        if len(members) > 2 * group.size + _LEFT_BEHIND:
+            there = {order[2]: order for order in members if self._of.get(order[2]) == signature}
+            members[:] = there.values()
+            heapq.heapify(members)
         while members and self._of.get(members[0][2]) != signature:
             heapq.heappop(members)
-        if not members:
-            self._groups.pop(signature, None)
+        if not members and self._groups.pop(signature, None) is not None:
+            ring = self._rings[group.queue]
+            del ring.groups[signature]
+            ring.left = min(ring.left, len(ring.groups))
+            if not ring.groups:
+                del self._rings[group.queue]
+                self.unfinished.discard(group.queue)
 
 
 def _helped(group: _Group, news: News) -> bool:

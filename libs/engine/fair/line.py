@@ -33,7 +33,7 @@ class Entry(Generic[K]):
 
 
 class _Node(Generic[K]):
-    __slots__ = ("children", "extra", "head", "heap", "jobs", "path", "stale", "stamp")
+    __slots__ = ("children", "closed", "extra", "head", "heap", "jobs", "path", "stale", "stamp")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -44,6 +44,7 @@ class _Node(Generic[K]):
         self.head: Entry[K] | None = None
         self.jobs: list[tuple[Order, int, Entry[K]]] = []
         self.extra = NOTHING
+        self.closed = False
 
 
 class Line(Generic[K]):
@@ -97,6 +98,19 @@ class Line(Generic[K]):
             if node is not None and path:
                 self._nodes[parent_of(path)].stale[path] = node
                 self._stir(parent_of(path))
+
+    def close(self, path: str) -> None:
+        """The queue's own jobs are passed over until it is opened."""
+        node = self._node(path)
+        if not node.closed:
+            node.closed = True
+            self._stir(path)
+
+    def open(self, path: str) -> None:
+        node = self._nodes.get(path)
+        if node is not None and node.closed:
+            node.closed = False
+            self._stir(path)
 
     # -- whose turn it is -------------------------------------------------------------------------------------------
     def head(self) -> Entry[K] | None:
@@ -153,6 +167,8 @@ class Line(Generic[K]):
             path = above
 
     def _first(self, node: _Node[K]) -> Entry[K] | None:
+        if node.closed:
+            return None
         jobs = node.jobs
         while jobs:
             entry = jobs[0][2]

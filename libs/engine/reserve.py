@@ -1,0 +1,147 @@
+"""Where a job that fits nowhere can start soonest, and when: the nodes whose running tasks end first.
+
+Nobody is evicted. Each task goes where it fits now, else onto the node on which the fewest tasks of unknown end, then
+the earliest known ones, have to leave. Of each node only those that have to leave are waited for, the earliest first.
+Nodes where room gathers for another job already are left alone. At most LOOKED_AT nodes are worked out, those with most
+free GPUs: cost is bounded, the best node of a very large cluster may be missed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from libs.domain.jobs import Task
+from libs.domain.resources import Charge
+from libs.engine import gang
+from libs.engine.actions.fill import fill
+from libs.engine.api import PendingJob, Placement, Reserved, RunningTask, Start
+from libs.engine.fair.runs import UNKNOWN, Basis, End
+from libs.engine.feasible import Feasibility
+from libs.engine.session import Session
+
+LOOKED_AT: Final = 256
+
+
+class _Room(NamedTuple):
+    """Compares as nodes are preferred. `high`: when the last known one has left, at the latest."""
+
+    unknown: int
+    high: float
+    given_up: int
+    name: str
+    row: int
+    leaving: tuple[RunningTask, ...]
+    last: End
+
+
+def reserve(session: Session, job: PendingJob) -> Reserved | None:
+    """Placements into room that is there or comes free, or None where nothing would help."""
+    need = gang.minimum(job)
+    door = gang.door(job, need)
+    if door.refused is not None or not door.usable:
+        return None
+    chain = session.queues.chain(job.head.queue)
+    statement = session.statement()
+    placements: list[Placement] = []
+    placed: list[Task] = []
+    ends: list[End] = []
+    try:
+        for task in gang.order(door.usable, need):
+            if placed and need.met(placed):
+                break
+            now = fill(session, statement, [task], chain, [], explained=False)
+            if now.placements:
+                placements += now.placements
+                placed.append(task)
+                continue
+            view = session.feasible(task)
+            room = _best(session, job, view)
+            if room is None:
+                if not need.together:
+                    return None
+                continue
+            for gone in room.leaving:
+                statement.evict(gone, ())
+            state = session.snapshot.states[room.row]
+            charge = state.charge(view.ask, session.choose) if state is not None else None
+            if charge is None or any(line.short_of(charge.gpu_milli, charge.cpu, charge.mem) for line in chain):
+                return None
+            statement.take(room.row, charge, chain, session.resident(task, room.row))
+            placements.append(session.placement(task, room.row, charge))
+            placed.append(task)
+            ends.append(room.last)
+        if not placed or not need.met(placed):
+            return None
+        return Reserved(tuple(placements), start_of(ends))
+    finally:
+        statement.rollback()
+
+
+def start_of(ends: list[End]) -> Start:
+    """When all of these have come."""
+    if any(end.basis is Basis.UNKNOWN for end in ends):
+        return Start(basis=Basis.UNKNOWN)
+    basis = Basis.PREDICTED if any(end.basis is Basis.PREDICTED for end in ends) else Basis.DECLARED
+    if not ends:
+        return Start(basis=basis)
+    return Start(max(e.at for e in ends), max(e.low for e in ends), max(e.high for e in ends), basis)
+
+
+def _best(session: Session, job: PendingJob, view: Feasibility) -> _Room | None:
+    snapshot = session.snapshot
+    view.refresh()
+    rows = np.flatnonzero((view.codes == 0) & (view.slots() > 0))
+    if len(rows) > LOOKED_AT:
+        free = snapshot.columns().gpu_free[rows]
+        rows = rows[np.lexsort((snapshot.rank[rows], -free))[:LOOKED_AT]]
+    best: _Room | None = None
+    for row in rows.tolist():
+        state = snapshot.states[row]
+        if state is None or not view.admits(row):
+            continue
+        use = snapshot.uses.get(state.name)
+        if use is not None and any(key != job.head.key for key in use.earmarked):
+            continue
+        found = _on(session, view, row)
+        if found is not None and (best is None or found[:4] < best[:4]):
+            best = found
+    return best
+
+
+def _on(session: Session, view: Feasibility, row: int) -> _Room | None:
+    """Who has to leave this node until the task fits, the earliest first."""
+    real = session.snapshot.states[row]
+    if real is None or (view.ask.count and real.shut):
+        return None
+    state, now = real.copy(), session.now
+    there = [task for task in session.running.by_node.get(state.name, {}).values() if session.running.stays(task)]
+    ends = {task.uid: session.runs.end_of(task, now) for task in there}
+    there.sort(key=lambda task: (ends[task.uid].high, -task.charge.gpu_milli, task.uid))
+    leaving: list[RunningTask] = []
+    for task in there:
+        if view.ask.count and not task.charge.gpus and state.cpu >= view.ask.cpu and state.mem >= view.ask.mem:
+            continue  # holds nothing of what is lacking
+        state.give(task.charge)
+        leaving.append(task)
+        if state.charge(view.ask, session.choose) is not None:
+            break
+    else:
+        return None
+    charge = state.charge(view.ask, session.choose)
+    needed = [task for task in leaving if charge is None or _touches(task.charge, charge, real.cpu, real.mem)]
+    last = [ends[task.uid] for task in needed]
+    unknown = sum(1 for end in last if end is UNKNOWN or math.isinf(end.high))
+    high = max((end.high for end in last if not math.isinf(end.high)), default=0.0)
+    milli = sum(task.charge.gpu_milli for task in needed)
+    worst = max(last, key=lambda end: end.high, default=End(now, now, now, Basis.DECLARED))
+    return _Room(unknown, high, milli, state.name, row, tuple(needed), worst)
+
+
+def _touches(theirs: Charge, ours: Charge, cpu: int, mem: int) -> bool:
+    """Whether ours needs what this one holds: a device, or CPU or memory that the node lacks."""
+    if theirs.gpus and ours.gpus and {g.index for g in theirs.gpus} & {g.index for g in ours.gpus}:
+        return True
+    return (ours.cpu > cpu and theirs.cpu > 0) or (ours.mem > mem and theirs.mem > 0)
