@@ -24,6 +24,7 @@ from libs.engine.api import PendingJob, Placement
 from libs.engine.gang import Minimum
 from libs.engine.queues import Chain
 from libs.engine.session import Session
+from libs.engine.snapshot import Ints
 from libs.engine.statement import Statement
 from libs.engine.topology.domains import Partition, Region
 from libs.engine.topology.parts import Part, parts_of
@@ -57,14 +58,26 @@ class Seating:
     domain was found to take, with the domain's name. `quota`: what the queue said, where that was in the way."""
 
     def __init__(
-        self, session: Session, statement: Statement, root: Part, chain: Chain, earmarks: list[Earmark]
+        self,
+        session: Session,
+        statement: Statement,
+        root: Part,
+        chain: Chain,
+        earmarks: list[Earmark],
+        room_now: tuple[Ints, Ints] | None = None,
+        banned: frozenset[str] = frozenset(),
     ) -> None:
+        """With `room_now` (free GPU and CPU by row) domains with most of it come first, not the tightest. `banned`
+        domains are none for the outermost part that requires one."""
         self._session = session
         self._statement = statement
         self.root = root
         self.demands = root.demands
         self._chain = chain
         self._earmarks = earmarks
+        self._room_now = room_now
+        self._banned = banned
+        self._outermost = next((part for part in root.all() if part.near.required), None)
         self._all: dict[Part, list[Task]] = {part: list(part.tasks()) for part in root.all()}
         self._goal: set[str] = set()
         self._most_first = False
@@ -269,6 +282,8 @@ class Seating:
         columns = self._session.snapshot.columns()
         takes = demand.takes(columns, partition, within)
         candidates = partition.present(within) & (takes >= least)
+        if must and self._banned and part is self._outermost:
+            candidates &= np.asarray([name not in self._banned for name in partition.names], np.bool_)
         home = np.zeros(len(partition), np.bool_)
         held = partition.codes[part.held] if part.held else np.zeros(0, np.int64)
         held = held[held >= 0]
@@ -285,8 +300,11 @@ class Seating:
         for row, _ in self._earmarks:
             if partition.codes[row] >= 0:
                 marked[partition.codes[row]] = True
-        gpu = partition.sums(np.maximum(columns.gpu_free, 0), within)
-        cpu = partition.sums(np.maximum(columns.cpu, 0), within)
+        sign, (free_gpu, free_cpu) = (
+            (1, (columns.gpu_free, columns.cpu)) if self._room_now is None else (-1, self._room_now)
+        )
+        gpu = sign * partition.sums(np.maximum(free_gpu, 0), within)
+        cpu = sign * partition.sums(np.maximum(free_cpu, 0), within)
         first, second = (gpu, cpu) if demand.milli else (cpu, gpu)
         most = np.zeros(len(partition), np.int64)
         if self._most_first:
