@@ -22,6 +22,7 @@ from libs.engine.filters import CODES
 from libs.engine.mix import MixState
 from libs.engine.reserve import reserve
 from libs.engine.session import Session
+from libs.engine.whatif import WhatIf, said, what_if
 from libs.engine.topology.evicting import act
 
 
@@ -168,6 +169,13 @@ class PlacementEngine:
         session.begin()
         codes = session.feasible(task).codes_now().tolist()
         return {s.name: str(CODES[codes[row]]) for row, s in enumerate(session.snapshot.states) if s and codes[row] > 0}
+
+    def what_if(self, job: PendingJob, now: float = 0.0) -> WhatIf:
+        """What would change the answer for a job that waits. Between passes only: it ends with `settle`."""
+        return what_if(self._session, job, now)
+
+    def helps(self, job: PendingJob, now: float = 0.0) -> tuple[str, ...]:
+        return said(self.what_if(job, now))
 
     # -- what was learned --------------------------------------------------------------------------------------------
     def learned(self) -> MixState:

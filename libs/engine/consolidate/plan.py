@@ -77,7 +77,7 @@ def plan_moves(
     if door.refused is not None or not door.usable:
         return None
     chain = session.queues.chain(job.head.queue)
-    tasks = _least(gang.order(door.usable, need), need)
+    tasks = least(gang.order(door.usable, need), need)
     if any(task.topology is not None and task.topology.required for task in tasks):
         return None  # where they may lie together is not known here
     if gang.quota_now(tasks, need, chain) is not None or _too_much(session, tasks):
@@ -113,7 +113,7 @@ def _planned(
     return _told(session, movers, found, fewest)
 
 
-def _least(ordered: list[Task], need: gang.Minimum) -> list[Task]:
+def least(ordered: list[Task], need: gang.Minimum) -> list[Task]:
     """The tasks of the minimum, or the first one of a job whose tasks stand alone."""
     if not need.together:
         return ordered[:1]
