@@ -215,6 +215,10 @@ class Engine(Protocol):
         """Where queues stand, by what the ledger says is used."""
         ...
 
+    def helps(self, job: PendingJob, now: float = 0.0) -> tuple[str, ...]:
+        """What would change the answer for a job that waits, in words. Between passes only: it ends with `settle`."""
+        ...
+
     def settle(self) -> None:
         """Forget what `decide` took tentatively: the ledger's answers (`use_seen`) are the truth now."""
         ...
