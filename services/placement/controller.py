@@ -51,6 +51,7 @@ class Controller:
         #: The status as last written or read, by job key; and what was read of the object, where it was.
         self._status: dict[str, TrainingJobStatus] = {}
         self._leaving: list[tuple[float, str, str, str]] = []  # (wall time, namespace, name, uid)
+        self._to_leave: set[str] = set()  # uids of those
         self._doomed: dict[str, PodView] = {}
         teller.waiting_object = self.waiting
 
@@ -100,6 +101,9 @@ class Controller:
                 self.cancelled(key)
             else:
                 self.apply(view, truth.owned.get(view.uid, ()))
+        # Of jobs whose end nobody told us, and of partitions that others have by now.
+        for key in [k for k in self._status if k not in truth.objects and k not in self._state.pending.jobs]:
+            del self._status[key]
         self._teller.retell()
 
     def apply(self, view: TrainingJobView, pods: Collection[PodView]) -> None:
@@ -173,12 +177,14 @@ class Controller:
             self._write(job, status, urgent=True)
             job.bound = found.held
             self._teller.say(told(job, status.phase, reason=status.reason, message=status.message))
+        elif not fresh:
+            self._status.pop(key, None)  # the object itself says it: nothing is left to be remembered
         ttl = view.spec.ttl_seconds_after_finished
         if ttl is not None:
             at = ttl + (_seconds(status.completion_time) or self._clock.wall())
-            entry = (at, view.namespace, view.name, view.uid)
-            if entry not in self._leaving:
-                heapq.heappush(self._leaving, entry)
+            if view.uid not in self._to_leave:
+                self._to_leave.add(view.uid)
+                heapq.heappush(self._leaving, (at, view.namespace, view.name, view.uid))
                 state.look_event.set()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -222,6 +228,7 @@ class Controller:
             if classify(answer) in (Outcome.UNSURE, Outcome.THROTTLED):
                 raise ReadFailed(name, answer)
             heapq.heappop(self._leaving)
+            self._to_leave.discard(uid)
 
     async def _look(self, key: str) -> None:
         kind, namespace, name = key.split("/", 2)

@@ -21,6 +21,8 @@ from libs.domain.plans import EvictionPlan, Plan
 
 log = structlog.get_logger()
 _encode: Final = msgspec.json.Encoder().encode
+#: Words about jobs that wait for a broker; beyond it the oldest go. What a job amounts to is on its object and pods.
+WORDS_MOST: Final = 50_000
 
 
 class Pause(Protocol):
@@ -32,13 +34,17 @@ class Pause(Protocol):
 
 
 class Sender:
-    """One queue of records and the task that publishes them, in order, until acknowledged."""
+    """One queue of records and the task that publishes them, in order, until acknowledged. Beyond `limit` (None:
+    whoever puts waits for `room`) the oldest are dropped."""
 
-    def __init__(self, publisher: Publisher, pause: Pause, name: str, most: int) -> None:
+    def __init__(self, publisher: Publisher, pause: Pause, name: str, most: int, *, limit: int | None = None) -> None:
         self._publisher = publisher
         self._pause = pause
         self._name = name
         self._most = most
+        self._limit = limit
+        #: Records under way: they are acknowledged or sent again, never dropped.
+        self._sending = 0
         self._queue: list[Outgoing] = []
         self._some = asyncio.Event()
         self._room = asyncio.Event()
@@ -51,6 +57,10 @@ class Sender:
 
     def put(self, records: Iterable[Outgoing]) -> None:
         self._queue.extend(records)
+        if self._limit is not None and len(self._queue) > self._limit:
+            over = len(self._queue) - self._limit
+            del self._queue[self._sending : self._sending + over]
+            log.warning("records dropped", queue=self._name, records=over)
         if self._queue:
             self._some.set()
             self._idle.clear()
@@ -70,14 +80,17 @@ class Sender:
             self._some.clear()
             while self._queue:
                 batch = self._queue[: self._most]
+                self._sending = len(batch)
                 try:
                     await self._publisher.publish(batch)
                 except BusUnavailable as error:
+                    self._sending = 0
                     pause = self._pause.next()
                     log.warning("publish failed", queue=self._name, records=len(self._queue), error=str(error))
                     await asyncio.sleep(pause)
                     continue
                 self._pause.reset()
+                self._sending = 0
                 del self._queue[: len(batch)]
                 if len(self._queue) < self._most:
                     self._room.set()
@@ -87,7 +100,7 @@ class Sender:
 class Emitter:
     def __init__(self, publisher: Publisher, pauses: tuple[Pause, Pause], partitions: int) -> None:
         self.urgent = Sender(publisher, pauses[0], "plans", most=256)
-        self.words = Sender(publisher, pauses[1], "status", most=512)
+        self.words = Sender(publisher, pauses[1], "status", most=512, limit=WORDS_MOST)
         self._partitions = partitions
 
     def plans(self, plans: Iterable[Plan]) -> None:

@@ -63,6 +63,8 @@ class _Ring:
     news: News = field(default_factory=News)
     left: int = 0
     line: list[Place] = field(default_factory=list)
+    #: How many jobs wait in these groups.
+    size: int = 0
 
 
 #: Groups that one turn looks at for each that it may wake: looking is much cheaper than deciding.
@@ -137,13 +139,26 @@ class Waiting:
         self._of[job.head.key] = signature
         group.size += 1
         heapq.heappush(group.members, job.order)
-        heapq.heappush(self._rings[group.queue].line, self.place(job))
+        self._rings[group.queue].size += 1
+        self._line_up(group.queue, job)
 
     def aged(self, job: Job) -> None:
         """Its place in line may be another one by now."""
         group = self._groups.get(self._of.get(job.head.key))
         if group is not None:
-            heapq.heappush(self._rings[group.queue].line, self.place(job))
+            self._line_up(group.queue, job)
+
+    def _line_up(self, queue: str, job: Job) -> None:
+        ring = self._rings[queue]
+        heapq.heappush(ring.line, self.place(job))
+        if len(ring.line) > 2 * ring.size + _LEFT_BEHIND:
+            # Of one job, its first place counts.
+            there: dict[str, Place] = {}
+            for place in sorted(ring.line):
+                group = self._groups.get(self._of.get(place[3]))
+                if group is not None and group.queue == queue:
+                    there.setdefault(place[3], place)
+            ring.line[:] = there.values()  # in order, so a heap
 
     def first(self, queue: str) -> str | None:
         """Who waits first in the queue's line."""
@@ -169,6 +184,7 @@ class Waiting:
         group = self._groups[signature]
         group.trying.discard(key)
         group.size -= 1
+        self._rings[group.queue].size -= 1
         self._prune(signature, group)
 
     def placed(self, key: str) -> list[str]:
