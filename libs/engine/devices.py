@@ -24,11 +24,12 @@ class NodeState:
     Free room may be negative (a node shrank under its pods): nothing fits there, and no sum is clipped, so taking and
     giving back are exact inverses. `shut` says why no GPU of the node is given out, empty where they are. `codes` are
     the numbers that a snapshot gives to the devices' models, `kind` the one it gives to nodes of equal capacity.
+    `links` has the NVLink group of each index, None where the node does not say.
     """
 
     __slots__ = (
         "cap_cpu", "cap_mem", "cap_pods", "codes", "cpu", "dev_mib", "devices", "exists", "gpu_cap", "gpu_free", "idle",
-        "index", "kind", "mem", "mib", "milli", "models", "name", "node", "pods", "row", "shut", "usable",
+        "index", "kind", "links", "mem", "mib", "milli", "models", "name", "node", "pods", "row", "shut", "usable",
     )  # fmt: skip
 
     def __init__(self, row: int, node: Node, use: NodeUse | None) -> None:
@@ -51,6 +52,7 @@ class NodeState:
         self.devices = len(node.gpus)
         self.gpu_cap = WHOLE * self.devices
         self.index = [i for i in range(width) if self.exists[i]]
+        self.links = _links(node.nvlink, width) if node.nvlink else None
         self.reset(use)
 
     def reset(self, use: NodeUse | None) -> None:
@@ -128,8 +130,9 @@ class NodeState:
         return True
 
     def choose(self, ask: Ask) -> tuple[GpuGrant, ...] | None:
-        """Devices for one task, or None. Whole: the idle devices of lowest index. Share: the tightest that fit, by
-        what would be left of the side that was asked for, then of the other side, then by index."""
+        """Devices for one task, or None. Whole: idle devices that share NVLink (of the group with fewest idle ones that
+        has enough; else of few groups), then those of lowest index. Share: the tightest that fit, by what would be left
+        of the side that was asked for, then of the other side, then by index; several of them by NVLink first."""
         if not ask.count:
             return ()
         if self.shut:
@@ -138,6 +141,9 @@ class NodeState:
         if not ask.share:
             if self.idle < ask.count:
                 return None
+            if self.links is not None:
+                idle = [i for i in self.index if self.is_idle(i) and (not models or self.models[i] in models)]
+                return self._linked(idle, ask)
             found: list[GpuGrant] = []
             for i in self.index:
                 if self.is_idle(i) and (not models or self.models[i] in models):
@@ -160,7 +166,27 @@ class NodeState:
         if len(fitting) < ask.count:
             return None
         fitting.sort()
+        if self.links is not None and ask.count > 1:
+            return self._linked([i for _, _, i, _, _ in fitting], ask)
         return tuple(sorted((GpuGrant(i, milli, mib) for _, _, i, milli, mib in fitting[: ask.count]), key=_index))
+
+    def _linked(self, fitting: list[int], ask: Ask) -> tuple[GpuGrant, ...] | None:
+        """So many of the devices, which stand in order of preference, in as few NVLink groups as can be; the smallest
+        rest of a group that is enough is taken before a larger one is broken up."""
+        links, left = self.links, ask.count
+        if links is None or len(fitting) < left:
+            return None
+        groups: dict[int, list[int]] = {}
+        for i in fitting:
+            groups.setdefault(links[i], []).append(i)
+        chosen: list[int] = []
+        while left:
+            enough = [group for group in groups.values() if len(group) >= left]
+            group = min(enough, key=len) if enough else max(groups.values(), key=len)
+            chosen += group[:left]
+            left -= min(left, len(group))
+            del groups[links[group[0]]]
+        return tuple(GpuGrant(i, *ask.grant(self.dev_mib[i])) for i in sorted(chosen))
 
     def charge(self, ask: Ask, choose: Choose | None = None) -> Charge | None:
         """The exact charge of one task here, or None where it does not fit. Filters on the node's facts come before.
@@ -169,7 +195,10 @@ class NodeState:
             return None
         if not ask.count:
             return Charge(ask.cpu, ask.mem)
-        gpus = self.choose(ask) if choose is None else choose(self, ask)
+        if choose is None or (self.links is not None and (ask.count > 1 or not ask.share)):
+            gpus = self.choose(ask)
+        else:
+            gpus = choose(self, ask)
         return None if gpus is None else Charge(ask.cpu, ask.mem, gpus)
 
     def tight(self, ask: Ask) -> int:
@@ -201,6 +230,16 @@ class NodeState:
                 if left < best:
                     best = left
         return best if fit >= ask.count else -1
+
+
+def _links(groups: tuple[tuple[int, ...], ...], width: int) -> list[int]:
+    """The group of each index; a device that no group has shares NVLink with nobody."""
+    links = [len(groups) + i for i in range(width)]
+    for number, group in enumerate(groups):
+        for i in group:
+            if i < width:
+                links[i] = number
+    return links
 
 
 def _index(grant: GpuGrant) -> int:

@@ -403,4 +403,5 @@ def _same(left: Node, right: Node) -> bool:
         and left.labels == right.labels
         and left.taints == right.taints
         and left.extra == right.extra
+        and left.nvlink == right.nvlink
     )

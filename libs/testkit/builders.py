@@ -15,6 +15,7 @@ import msgspec
 
 from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import Gpu, Node, Taint, Toleration
+from libs.domain.precision import Precision
 from libs.domain.queues import Queue, Quota
 from libs.domain.resources import WHOLE, Charge, GpuGrant, GpuRequest, Request
 from libs.domain.usage import NodeUse, QueueUse
@@ -37,6 +38,7 @@ def node(
     ready: bool = True,
     gpus_closed: str = "",
     extra: dict[str, int] | None = None,
+    nvlink: tuple[tuple[int, ...], ...] = (),
 ) -> Node:
     """Taints as "key=value:Effect". The spec digest follows the facts."""
     bare = Node(
@@ -54,6 +56,7 @@ def node(
         ready=ready,
         gpus_closed=gpus_closed,
         extra=extra or {},
+        nvlink=nvlink,
     )
     digest = hashlib.blake2b(msgspec.json.encode(bare, order="sorted"), digest_size=8).hexdigest()
     return msgspec.structs.replace(bare, spec=digest)
@@ -82,15 +85,19 @@ def request(
     mem: int = 1024,
     models: Iterable[str] = (),
     extra: dict[str, int] | None = None,
+    precision: Precision = "",
+    required: bool = False,
 ) -> Request:
-    """`gpus` whole devices; with `share` (milli) or `mib` a part of each (of one where `gpus` is 0)."""
+    """`gpus` whole devices; with `share` (milli) or `mib` a part of each (of one where `gpus` is 0). `required`: only
+    devices that support the `precision`."""
     count = gpus or (1 if share or mib else 0)
-    return Request(cpu, mem, GpuRequest(count, share, mib, tuple(models)), tuple(sorted((extra or {}).items())))
+    gpu = GpuRequest(count, share, mib, tuple(models), precision, required)
+    return Request(cpu, mem, gpu, tuple(sorted((extra or {}).items())))
 
 
 def task(name: str, *, namespace: str = "team", index: int = 0, role: str = "", **more: Any) -> Task:
-    """A pending pod. `selector`, `tolerations` ("key=value:Effect"), `unsupported`, `labels`, `rules` and `created` as
-    named; the rest is the request."""
+    """A pending pod. `selector`, `tolerations` ("key=value:Effect"), `unsupported`, `labels`, `rules`, `topology` and
+    `created` as named; the rest is the request."""
     return Task(
         id="uid-" + name,
         name=name,
@@ -104,6 +111,7 @@ def task(name: str, *, namespace: str = "team", index: int = 0, role: str = "", 
         created=more.pop("created", 0.0),
         labels=more.pop("labels", {}),
         rules=more.pop("rules", None),
+        topology=more.pop("topology", None),
         request=request(**more),
     )
 

@@ -34,6 +34,8 @@ from libs.engine.topology.room import Demand, demand_of
 TRIALS: Final = 64
 #: Domains of one level that are tried for a preference.
 PREFERRED_TRIED: Final = 4
+#: Domains that would take equally many, of which the one with fewest narrower domains is taken.
+ALIKE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,16 +330,17 @@ class Seating:
         found: list[Region] = []
         while wanted > 0 and len(takes):
             enough = np.flatnonzero(takes >= wanted)
-            if len(enough):
-                code = int(enough[np.lexsort((enough, free[enough], takes[enough]))[0]])
-            else:
-                code = int(np.lexsort((np.arange(len(takes)), free, -takes))[0])
-                if not takes[code]:
-                    break
-            share = min(wanted, int(takes[code]))
-            found += self._steps(demand, partition.region(code, within), levels[1:], share)
+            size = int(takes[enough].min() if len(enough) else takes.max())
+            if not size:
+                break
+            share = min(wanted, size)
+            alike = np.flatnonzero(takes == size)
+            alike = alike[np.lexsort((alike, free[alike]))[: 1 if len(levels) == 1 else ALIKE]]
+            ways = [self._steps(demand, partition.region(code, within), levels[1:], share) for code in alike.tolist()]
+            best = min(range(len(ways)), key=lambda way: (len(ways[way]), way))
+            found += ways[best]
             wanted -= share
-            takes[code] = 0
+            takes[alike[best]] = 0
         return tuple(found)
 
     def _note(self, part: Part, placed: int, name: str) -> None:

@@ -74,3 +74,45 @@ def test_a_device_that_two_pods_overfill_takes_nothing_from_what_is_free_beside_
     assert state.gpu_free == 1000
     state.take(second)
     assert state.gpu_free == 1000
+
+
+PAIRS = ((0, 1), (2, 3), (4, 5, 6, 7))
+
+
+def taken(state: NodeState, **more: object) -> list[int]:
+    charge = state.charge(ask(cpu=0, mem=0, **more))
+    assert charge is not None
+    state.take(charge)
+    return [grant.index for grant in charge.gpus]
+
+
+def test_several_gpus_share_nvlink_and_the_smallest_group_that_is_enough_is_broken() -> None:
+    state = NodeState(0, node("n", nvlink=PAIRS), None)
+    assert taken(state, gpus=1) == [0]
+    assert taken(state, gpus=1) == [1], "what is broken is used up first"
+    assert taken(state, gpus=4) == [4, 5, 6, 7]
+    assert taken(state, gpus=2) == [2, 3]
+
+
+def test_more_gpus_than_any_group_has_come_from_few_groups() -> None:
+    state = NodeState(0, node("n", nvlink=PAIRS), None)
+    assert taken(state, gpus=5) == [0, 4, 5, 6, 7]
+    assert taken(state, gpus=3) == [1, 2, 3], "groups never bar what fits"
+
+
+def test_a_node_that_does_not_say_its_groups_gives_the_first_devices() -> None:
+    state = NodeState(0, node("n"), None)
+    assert (taken(state, gpus=1), taken(state, gpus=3)) == ([0], [1, 2, 3])
+
+
+def test_devices_that_no_group_names_share_nvlink_with_nobody() -> None:
+    state = NodeState(0, node("n", gpus=6, nvlink=((4, 5),)), None)
+    assert taken(state, gpus=2) == [4, 5]
+    assert taken(state, gpus=2) == [0, 1]
+
+
+def test_shares_of_several_devices_keep_to_one_group_and_to_the_model_asked_for() -> None:
+    used = NodeUse("n", 1, gpus=((0, 0), (600, 49152), (0, 0), (600, 49152)))
+    state = NodeState(0, node("n", gpus=4, nvlink=((0, 1), (2, 3))), used)
+    assert taken(state, gpus=2, share=400) == [0, 1], "not the two tightest ones, which are apart"
+    assert NodeState(0, node("n", gpus=4, nvlink=((0, 1), (2, 3))), used).charge(ask(gpus=2, models=["B"])) is None
