@@ -50,7 +50,7 @@ class Placement:
         config = EngineConfig(
             weights=settings.placement_weights,
             candidates=settings.placement_candidates,
-            seed=settings.placement_seed,
+            seed=settings.draws_by,
             consolidate=settings.placement_consolidate,
             consolidate_after_s=settings.placement_consolidate_after_s,
             fairness=settings.placement_fairness,

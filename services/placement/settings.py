@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 from pydantic import Field, field_validator
 
 from libs.contracts.submission import TenantPolicy
@@ -15,7 +17,7 @@ class PlacementSettings(CommonSettings):
     placement_weights: dict[str, int] = Field(default_factory=lambda: {"drystone": 1})
     #: Draw among that many best nodes; above 1 where several replicas contend for a nearly full cluster.
     placement_candidates: int = Field(default=1, ge=1, le=64)
-    #: Of the draw; the same seed draws the same.
+    #: Of the draw; the same seed draws the same. 0: by the replica's id, so that replicas draw differently.
     placement_seed: int = 0
     #: Move running tasks where that lets a waiting job in: those that something makes again when they are evicted.
     placement_consolidate: bool = True
@@ -63,6 +65,11 @@ class PlacementSettings(CommonSettings):
     placement_gang_grace_s: float = Field(default=60.0, gt=0, le=86_400)
     #: After one broken gang yielded, the next in order waits this long for the room to help it.
     placement_gang_settle_s: float = Field(default=30.0, gt=0, le=3600)
+
+    @property
+    def draws_by(self) -> int:
+        """The seed that the engine gets."""
+        return self.placement_seed or zlib.crc32(self.replica_id.encode())
 
     @field_validator("placement_weights")
     @classmethod
