@@ -279,7 +279,7 @@ class Bombardment:
             "by_kind": tally.by_kind(),
         }
 
-    def broken(self) -> list[str]:
+    def broken(self, most_stall_s: float = MOST_STALL_S) -> list[str]:
         """What must not be so, in words."""
         tally, said = self.tally, self.summary()
         found = [f"unanswered: {o.event.id} ({o.event.kind}), partition {o.partition}" for o in tally.unanswered[:10]]
@@ -294,7 +294,7 @@ class Bombardment:
                   if one.answers and one.answers[0][0] != "accepted"][:10]  # fmt: skip
         if tally.rejections != said["dead_letters"]:
             found.append(f"{said['dead_letters']} dead letters, and {tally.rejections} senders were told")
-        if said["longest_stall_s"] > MOST_STALL_S:
+        if said["longest_stall_s"] > most_stall_s:
             found.append(f"partition {said['stalled_partition']} stood still for {said['longest_stall_s']} s")
         return found
 
