@@ -130,11 +130,20 @@ class Cycle:
         jobs = state.pending.take(self._settings.placement_batch, state.active, now)
         if not jobs:
             return False
-        to_decide = self._not_shared(jobs)
+        to_decide = self._sure(self._not_shared(jobs), now)
         if to_decide:
             await self._decide(to_decide)
             measures.PASS_S.observe(self._clock.monotonic() - now)
         return True
+
+    def _sure(self, jobs: list[Job], now: float) -> list[Job]:
+        """Without gangs whose claims may yet come to nothing: they are looked at again when those end."""
+        pending = self._state.pending
+        unsure = [job for job in jobs if pending.unsure(job)]
+        for job in unsure:
+            if job.reminder <= now:
+                pending.remind(job, now + _UNSURE_S)
+        return [job for job in jobs if job not in unsure] if unsure else jobs
 
     def _not_shared(self, jobs: list[Job]) -> list[Job]:
         """Those whose look-alikes do not wait already. The others join them, undecided."""
@@ -403,6 +412,8 @@ class Cycle:
 
 #: Between two lines of the log about bounded queues.
 _TELL_S = 60.0
+#: How often a gang is looked at of whose claims not all have ended. What ends them makes it dirty, mostly.
+_UNSURE_S = 1.0
 _ON_GPU_SIZES = frozenset({Reason.GPU_MEMORY_TOTAL, Reason.GPU_MODEL, Reason.GPU_SHARE})
 #: Of several reasons for one plan, what follows is decided by the heaviest.
 _WEIGHT = {

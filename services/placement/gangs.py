@@ -74,11 +74,9 @@ class Patience:
 def alive(key: str, gang_min: int, pods: Iterable[PodView]) -> list[PodView]:
     """The pods that hold room for nothing; none where the gang holds its minimum, counting what ended well."""
     mine = [pod for pod in pods if pod.ours and job_key(pod) == key]
-    held = [pod for pod in mine if pod.holds]
+    held = [pod for pod in mine if pod.holds and not pod.terminating]
     done = sum(1 for pod in mine if pod.phase == "Succeeded")
-    if len(held) + done >= gang_min:
-        return []
-    return [pod for pod in held if not pod.terminating]
+    return held if len(held) + done < gang_min else []
 
 
 class Mender:

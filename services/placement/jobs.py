@@ -8,7 +8,7 @@ task, so a refused write finds everything needed to decide again. Pure: time is 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,6 +67,7 @@ class Job:
     failures: int = 0  # by the API server, in a row
     evictions: int = 0  # decided for this job, in a row without a start
     not_before: float = 0.0
+    reminder: float = 0.0
     seen: str = ""
     never_since: float = 0.0
     #: Has waited so long that it is the first of its queue.
@@ -120,8 +121,10 @@ class Pending:
     def __init__(self, *, overdue_s: float = 129_600.0, attention: Attention | None = None) -> None:
         self.jobs: dict[str, Job] = {}
         self.ended = Ended()
-        #: job key -> ids of its tasks that hold room, from the facts about running pods. Gangs only.
+        #: job key -> ids of its tasks that hold room and do not leave, from the facts about running pods. Gangs only.
         self.running: dict[str, set[str]] = {}
+        #: uids of pods that make room for somebody: with members that are to go no gang is completed.
+        self.marked: Set[str] = frozenset()
         self.line: Line[str] = Line(Shares(lambda _: NOTHING))
         self.attention = attention or Attention()
         self.wall: Callable[[], float] = lambda: 0.0
@@ -222,7 +225,15 @@ class Pending:
 
     def _held(self, job: Job, running: set[str] | None) -> set[str]:
         held = job.bound | job.claims.keys() | job.done
-        return held | running if running else held
+        if running:
+            held |= running
+        return held - self.marked if self.marked else held
+
+    def unsure(self, job: Job) -> bool:
+        """Whether a gang is whole only by claims that may yet come to nothing. What came back of it then waits to see
+        what becomes of them: by itself it would be bound, and the others, come back too, might find no room."""
+        least = job.head.gang_min
+        return least > 1 and bool(job.claims) and self.held(job) - len(job.claims) < least
 
     # -- what is to be decided ----------------------------------------------------------------------------------------
 
@@ -244,6 +255,12 @@ class Pending:
         """Not before `at` (monotonic)."""
         job.not_before = max(job.not_before, at)
         heapq.heappush(self._timers, (job.not_before, job.head.key))
+
+    def remind(self, job: Job, at: float) -> None:
+        """Dirty at `at` (monotonic) at the latest; earlier if anything happens."""
+        if job.reminder < at:
+            job.reminder = at
+            heapq.heappush(self._timers, (at, job.head.key))
 
     def ripen(self, now: float) -> float | None:
         """Make jobs dirty whose time has come; returns when the next one's time comes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -59,6 +59,7 @@ class State:
     on_bound: Callable[[Job, int], None] = lambda _job, _count: None
 
     def __post_init__(self) -> None:
+        self.pending.marked = self.view.marked
         self.view.on_pod = self._pod
         self.view.on_freed = self._freed
         self.view.on_queue_use = self.pending.line_moved
@@ -107,10 +108,13 @@ class State:
     def bound(self, job: Job, tasks: Iterable[str]) -> None:
         """Tasks of the job are bound, as the binder reports or as their pods show; what comes second is nothing new."""
         fresh = [task for task in tasks if task in job.tasks or task in job.claims]
+        unsure = self.pending.unsure(job)
         self.pending.take_bound(job, fresh)
         if fresh:
             job.failures = job.refusals = job.evictions = 0
             self.on_bound(job, len(fresh))
+        if unsure and job.waiting and not self.pending.unsure(job):
+            self.poke(job)
         self.idle(job)
 
     def forget_assumed(self) -> None:
@@ -176,7 +180,7 @@ class State:
         if job.evicting is None:
             return
         uids = tuple(uids)
-        self.view.unmark(uids)
+        self._unmark(uids)
         for uid in uids:
             self.victims.pop(uid, None)
             node = job.evicting.victims.pop(uid, None)
@@ -189,7 +193,7 @@ class State:
         """Nothing is waited for any more; who has not left stays, and may be chosen by others."""
         if job.evicting is None:
             return
-        self.view.unmark(job.evicting.victims)
+        self._unmark(job.evicting.victims)
         self._await_none(job)
 
     def give_back(self, job: Job, *, claims: bool = False) -> None:
@@ -219,7 +223,16 @@ class State:
         old = [uid for uid, at in self.foreign.items() if now - at > FOREIGN_MARK_S]
         for uid in old:
             del self.foreign[uid]
-        self.view.unmark(old)
+        self._unmark(old)
+
+    def _unmark(self, uids: Collection[str]) -> None:
+        """They stay after all: a gang that waits for others counts on them again."""
+        self.view.unmark(uids)
+        for uid in uids:
+            fact = self.view.pods.get(uid)
+            job = self.pending.jobs.get(fact.job) if fact is not None and fact.gang_min > 1 else None
+            if job is not None and job.waiting:
+                self.poke(job)
 
     def _await_none(self, job: Job) -> None:
         if job.evicting is None:
@@ -244,12 +257,13 @@ class State:
             task = f"{fact.job_uid}/{fact.task}" if fact.task and fact.job_uid else fact.uid
             job = self.pending.jobs.get(key)
             if fact.gang_min > 1 or fact.job_uid:
-                self._count(key, task, holds, fact)
+                self._count(key, task, holds and not fact.terminating, fact)
             if job is not None:
                 if holds and (task in job.tasks or task in job.claims):
                     # Seen bound: what the outcome says too, or would have said if it had not been lost.
                     self.bound(job, (task,))
-                elif not holds:
+                if not holds or (fact.terminating and not fact.job_uid):
+                    # Who leaves holds his room still, but a gang is not completed with him.
                     job.bound.discard(task)
                     self.ended(job)
         if not holds:

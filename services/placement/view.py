@@ -66,7 +66,8 @@ class View:
         self._queue_uses: dict[str, QueueUse] = {}
         self._measured: dict[str, dict[int, Measured]] = {}
         self._filled: set[str] = set()
-        self._marked: set[str] = set()
+        #: uids of pods that make room for somebody.
+        self.marked: set[str] = set()
         #: Called with a pod's fact when it is seen to hold room, and with its last fact when it holds none any more.
         self.on_pod: Callable[[PodFact, bool], None] = lambda _fact, _holds: None
         #: Called with the path of a queue of which another amount is used.
@@ -120,7 +121,7 @@ class View:
         match kind:
             case "pod":
                 fact = self.pods.pop(name, None)
-                self._marked.discard(name)
+                self.marked.discard(name)
                 self.engine.pod_gone(name)
                 if fact is not None:
                     self.news.kinds.add(Wake.PODS_CHANGED)
@@ -219,7 +220,7 @@ class View:
             guarded=bool(self._pdbs) and self._guarded(fact),
             terminating=fact.terminating,
             started=fact.started,
-            marked=fact.uid in self._marked,
+            marked=fact.uid in self.marked,
             labels=fact.labels,
             extra=fact.extra,
             ports=fact.ports,
@@ -236,14 +237,14 @@ class View:
 
     def mark(self, uids: Iterable[str]) -> None:
         """These pods make room for somebody already: they are nobody else's victims."""
-        self._mark([uid for uid in uids if uid not in self._marked and uid in self.pods], True)
+        self._mark([uid for uid in uids if uid not in self.marked and uid in self.pods], True)
 
     def unmark(self, uids: Iterable[str]) -> None:
         """These stay after all, and may be chosen again."""
-        self._mark([uid for uid in uids if uid in self._marked], False)
+        self._mark([uid for uid in uids if uid in self.marked], False)
 
     def _mark(self, uids: Sequence[str], marked: bool) -> None:
-        (self._marked.update if marked else self._marked.difference_update)(uids)
+        (self.marked.update if marked else self.marked.difference_update)(uids)
         for uid in uids:
             self.engine.pod_seen(self._running(self.pods[uid]))
         if uids and not marked:

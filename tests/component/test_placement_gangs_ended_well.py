@@ -100,7 +100,7 @@ async def test_a_task_of_a_job_object_that_ends_well_lets_the_others_start() -> 
         )
         answer = await writes.create_pod(s.kube, NS, trainingjobs.pod_manifest(view, assignment, 0))
         assert answer.ok, answer.body
-        await settle_facts(s)
+        await settle_facts(s, task="worker/0/0", job_uid=view.uid)
         service = placement(s)
         async with running(service, binder(s)):
             await s.until(lambda: view.key in service.state.waiting)
