@@ -17,6 +17,8 @@ GPU_MODELS: Final = "drystone.dev/gpu-models"  # "A100,H100": any of these
 PREEMPTIBLE: Final = "drystone.dev/preemptible"  # "false": never evicted
 EXPECTED: Final = "drystone.dev/expected-seconds"  # how long a task will run
 CHECKPOINT: Final = "drystone.dev/checkpoint-seconds"  # between two checkpoints
+EVICT_NOTICE: Final = "drystone.dev/evict-notice-seconds"  # told so long before it is evicted
+EVICT_ACK: Final = "drystone.dev/evict-ack"  # any word: it has saved what it needs, and may go at once
 PRECISION: Final = "drystone.dev/precision"  # fp32 | tf32 | bf16 | fp16 | fp8 | int8 | mixed
 PRECISION_REQUIRED: Final = "drystone.dev/precision-required"  # "true": only devices that support it
 # Levels by name ("zone", "rack", "nvlink", "host") or by the key of a node label.
@@ -42,6 +44,10 @@ GPU_MILLI: Final = "drystone.dev/gpu-milli"  # granted share per device, 1000 = 
 CLAIM: Final = "drystone.dev/claim"
 JOB_KEY: Final = "drystone.dev/job-key"  # on pods we created
 TASK: Final = "drystone.dev/task"  # "<role>/<index>/<attempt>" on pods we created
+
+# Written by the preemptor on a pod that is to go and asked to be told before.
+EVICT_AT: Final = "drystone.dev/evict-at"  # RFC 3339
+EVICT_PLAN: Final = "drystone.dev/evict-plan"
 
 POD_GROUP_LABELS: Final = (
     "scheduling.x-k8s.io/pod-group",  # scheduler-plugins

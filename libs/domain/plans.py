@@ -28,7 +28,8 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Victim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A running task that yields. `uid` is its precondition; `guarded` says that a PodDisruptionBudget selects it."""
+    """A running task that yields. `uid` is its precondition; `guarded` says that a PodDisruptionBudget selects it. Its
+    queue has it told `notice_s` seconds before it goes."""
 
     uid: str
     name: str
@@ -37,6 +38,7 @@ class Victim(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str
     priority: int
     guarded: bool = False
+    notice_s: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):

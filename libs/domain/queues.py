@@ -45,6 +45,8 @@ class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     min_run_s: int = 0
     evictions: int = 3
     evictions_window_s: int = 86_400
+    #: A pod of it is told so long before it is evicted, where it does not ask for longer itself.
+    notice_s: int = 0
 
 
 class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):

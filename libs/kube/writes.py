@@ -191,10 +191,12 @@ async def patch_pod_condition(
     status: str,
     reason: str,
     message: str,
+    annotations: Mapping[str, str | None] | None = None,
     now: float | None = None,
     timeout_s: float = WRITE_TIMEOUT_S,
 ) -> Answer:
-    """Set one condition of this very pod (the uid in the patch makes the server refuse another one)."""
+    """Set one condition of this very pod (the uid in the patch makes the server refuse another one). Annotations go
+    with it; None takes one away."""
     condition = {
         "type": type,
         "status": status,
@@ -202,7 +204,10 @@ async def patch_pod_condition(
         "message": message[:1024],
         "lastTransitionTime": trainingjobs.when(time.time() if now is None else now),
     }
-    body = _encode({"metadata": {"uid": uid}, "status": {"conditions": [condition]}})
+    metadata: dict[str, Any] = {"uid": uid}
+    if annotations:
+        metadata["annotations"] = annotations
+    body = _encode({"metadata": metadata, "status": {"conditions": [condition]}})
     path = pods_path(namespace, name, "status")
     return await kube.call("PATCH", path, body, content_type=STRATEGIC, timeout_s=timeout_s)
 

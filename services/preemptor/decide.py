@@ -30,6 +30,7 @@ class Target(msgspec.Struct, frozen=True):
     victim: Victim
     guarded: bool
     budgets: tuple[PdbFact, ...] = ()
+    annotations: dict[str, str] = {}
 
 
 def left_already(victim: Victim, pod: PodView | None) -> bool:
@@ -39,7 +40,7 @@ def left_already(victim: Victim, pod: PodView | None) -> bool:
 
 def aim(victim: Victim, pod: PodView, budgets: Iterable[PdbFact]) -> Target:
     guards = tuple(b for b in budgets if b.namespace == victim.namespace and selects(b, pod.labels))
-    return Target(victim, victim.guarded or bool(guards), guards)
+    return Target(victim, victim.guarded or bool(guards), guards, pod.annotations)
 
 
 def selects(budget: PdbFact, labels: Mapping[str, str]) -> bool:

@@ -2,8 +2,8 @@
 
 Guarantees: only the very pods that were decided on are touched (uid preconditions); where disruption budgets apply, all
 or none of the guarded victims go, and they go before the others, so that a refusal leaves the others running; what is
-finally refused is unmarked, so that it can be decided on again. Every step may be repeated: a preemptor that takes over
-finds the victims that left already and goes on with the rest.
+finally refused is unmarked, so that it can be decided on again. Pods are told before they go (see `notice`). Every step
+may be repeated: a preemptor that takes over finds the victims that left already and goes on with the rest.
 """
 
 from __future__ import annotations
@@ -28,11 +28,18 @@ from libs.store.port import Ledger, LedgerUnavailable, Refusal, StaleGeneration
 from services.preemptor import decide, metrics
 from services.preemptor.budgets import Budgets
 from services.preemptor.decide import Step, Target
+from services.preemptor.notice import Notices
 from services.preemptor.settings import PreemptorSettings
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+
+def _all_refused(targets: Sequence[Target], refused: dict[str, str], left: Sequence[str]) -> dict[str, str]:
+    """With the others, who stay because one of them does."""
+    others = {t.victim.uid: "another victim of the plan was refused" for t in targets}
+    return {uid: why for uid, why in {**others, **refused}.items() if uid not in left}
 
 
 class Evictor:
@@ -52,6 +59,7 @@ class Evictor:
         self._clock = clock
         self._rng = rng
         self._slots = asyncio.Semaphore(settings.calls_at_once)
+        self._notices = Notices(kube, self._call, self._read, settings, clock)
 
     async def carry_out(self, plan: EvictionPlan) -> EvictionOutcome:
         left: list[str] = []
@@ -77,14 +85,37 @@ class Evictor:
         guarded = [t for t in ordered if t.guarded]
         free = [t for t in ordered if not t.guarded]
         refused = await self._rehearse(guarded) if guarded else {}
-        if not refused:
-            refused = await self._all(plan, guarded, left)
         if refused:
-            for target in ordered:
-                if target.victim.uid not in refused and target.victim.uid not in left:
-                    refused[target.victim.uid] = "another victim of the plan was refused"
-            return await self._end(plan, left, refused)
-        return await self._end(plan, left, await self._all(plan, free, left))
+            return await self._end(plan, left, _all_refused(ordered, refused, left))
+        until = {t.victim.uid: self._notices.until(plan, t) for t in ordered}
+        await asyncio.gather(*(self._notices.announce(plan, t, until[t.victim.uid]) for t in ordered))
+        if max(until.values(), default=0.0) > self._clock.wall():
+            refused = await self._after_notice(plan, ordered, until, left)
+            guarded = [t for t in guarded if t.victim.uid not in left]
+            free = [t for t in free if t.victim.uid not in left]
+            if not refused and guarded:
+                refused = await self._rehearse(guarded)
+        if not refused:
+            refused = await self._all(guarded, left)
+        if not refused:
+            return await self._end(plan, left, await self._all(free, left), ordered)
+        return await self._end(plan, left, _all_refused(ordered, refused, left), ordered)
+
+    async def _after_notice(
+        self, plan: EvictionPlan, targets: Sequence[Target], until: dict[str, float], left: list[str]
+    ) -> dict[str, str]:
+        """All have been told; who left by itself is noted in `left`. Why the others stay after all, by uid: nobody goes
+        for somebody who is not there any more."""
+        stay = await asyncio.gather(*(self._notices.passed(t, until[t.victim.uid]) for t in targets))
+        left += [t.victim.uid for t, stays in zip(targets, stay, strict=True) if not stays]
+        refusals = await self._ledgered(lambda: self._ledger.begin_evict(plan))
+        if refusals is None:
+            refusals = {"": Refusal.GENERATION}
+        lost = {uid: r for uid, r in refusals.items() if r is not Refusal.VICTIM_GONE}
+        if not lost:
+            return {}
+        why_all = f"after notice: {next(iter(lost.values())).value}"
+        return {t.victim.uid: why_all for t in targets if t.victim.uid not in left}
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -163,9 +194,9 @@ class Evictor:
             metrics.RETRIES.labels(code="budget" if short else "rehearsal").inc()
             await self._clock.sleep(backoff.next())
 
-    async def _all(self, plan: EvictionPlan, targets: Sequence[Target], left: list[str]) -> dict[str, str]:
+    async def _all(self, targets: Sequence[Target], left: list[str]) -> dict[str, str]:
         """Send all of them off at once. Who went is noted in `left`; why others did not is returned, by uid."""
-        reasons = await asyncio.gather(*(self._one(plan, target) for target in targets))
+        reasons = await asyncio.gather(*map(self._one, targets))
         refused: dict[str, str] = {}
         for target, reason in zip(targets, reasons, strict=True):
             if reason:
@@ -174,10 +205,9 @@ class Evictor:
                 left.append(target.victim.uid)
         return refused
 
-    async def _one(self, plan: EvictionPlan, target: Target) -> str:
+    async def _one(self, target: Target) -> str:
         """Evict one victim, trying against passing faults. Empty: it went; else why not."""
         victim = target.victim
-        await self._announce(plan, victim)
         now = self._clock.monotonic()
         until, patience = now + self._settings.give_up_s, now + self._settings.budget_patience_s
         backoff = self._backoff()
@@ -230,29 +260,13 @@ class Evictor:
             ),
         )
 
-    async def _announce(self, plan: EvictionPlan, victim: Victim) -> None:
-        """Say on the pod why it goes, as kube-scheduler does: job controllers tell a disruption from a failure by it.
-        Best effort; the eviction does not wait for a second try."""
-        await self._call(
-            "condition",
-            lambda: writes.patch_pod_condition(
-                self._kube,
-                victim.namespace,
-                victim.name,
-                victim.uid,
-                type="DisruptionTarget",
-                status="True",
-                reason="PreemptionByScheduler",
-                message=f"drystone: evicted for {plan.job} ({plan.rule})",
-                now=self._clock.wall(),
-                timeout_s=self._settings.write_timeout_s,
-            ),
-        )
-
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    async def _end(self, plan: EvictionPlan, left: Sequence[str], refused: dict[str, str]) -> EvictionOutcome:
+    async def _end(
+        self, plan: EvictionPlan, left: Sequence[str], refused: dict[str, str], announced: Sequence[Target] = ()
+    ) -> EvictionOutcome:
         if refused:
+            await self._notices.withdraw([t for t in announced if t.victim.uid in refused])
             await self._ledgered(lambda: self._ledger.unmark(plan.id, list(refused), plan.generation))
             log.info("eviction refused", plan=plan.id, job=plan.job, refused=refused, cause=plan.cause)
         metrics.EVICTIONS.labels(rule=plan.rule, outcome="evicted").inc(len(left))

@@ -18,6 +18,10 @@ class PreemptorSettings(CommonSettings):
     budget_patience_s: float = Field(default=5.0, ge=0, le=600)
     #: How long passing faults of the API server (504, 429, conflicts, time-outs) are tried against.
     give_up_s: float = Field(default=30.0, gt=0, le=600)
+    #: The longest notice that a pod gets before it is evicted, whatever it asks for. (Room is kept for 10 minutes.)
+    notice_most_s: float = Field(default=300.0, ge=0, le=480)
+    #: How often a pod is looked at that was told and may end or say that it is done.
+    notice_look_s: float = Field(default=1.0, gt=0, le=60)
     #: Pauses between tries grow from the first to the second, drawn at random below.
     backoff_base_s: float = Field(default=0.1, gt=0, le=10)
     backoff_cap_s: float = Field(default=3.0, gt=0, le=60)

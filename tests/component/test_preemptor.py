@@ -20,9 +20,11 @@ from libs.host.parts import Parts
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.nodes import parse_node
 from libs.kube.pods import parse_pod
+from libs.runtime.clock import Clock, SystemClock
 from libs.store.embedded import embedded_ledger
 from libs.store.port import TaskSeen
 from libs.testkit.faults import FaultyKube, answers, connection_lost, deletion, eviction, held_up
+from libs.testkit.pauses_time import LoopClock
 from services.preemptor.app import build
 from services.preemptor.settings import PreemptorSettings
 
@@ -34,7 +36,8 @@ MERGE = "application/merge-patch+json"
 class World:
     """One node whose GPUs are all taken by low-priority pods; a waiting job is to get some of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
         self.cluster = EmbeddedCluster()
         self.kube = FaultyKube(self.cluster)
         self.bus = MemoryBus()
@@ -60,7 +63,7 @@ class World:
         self.outcomes = self.bus.follow([OUTCOMES.name], from_start=True)
         return self
 
-    async def running(self, name: str, index: int, app: str = "plain") -> Victim:
+    async def running(self, name: str, index: int, app: str = "plain", notice: int = 0) -> Victim:
         limits = {"cpu": "1", "memory": "1Gi", keys.GPU_RESOURCE: "1"}
         item = {
             "metadata": {"name": name, "labels": {"app": app}, "annotations": {keys.GPUS: str(index)}},
@@ -70,6 +73,8 @@ class World:
                 "containers": [{"name": "main", "resources": {"limits": limits}}],
             },
         }
+        if notice:
+            item["metadata"]["annotations"][keys.EVICT_NOTICE] = str(notice)
         path = f"/api/v1/namespaces/{TEAM}/pods"
         assert self.cluster.call_now("POST", path, msgspec.json.encode(item)).ok
         status = msgspec.json.encode({"status": {"phase": "Running"}})
@@ -125,7 +130,7 @@ class World:
         )
 
     async def outcome(self) -> EvictionOutcome:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(120 if isinstance(self.clock, LoopClock) else 8):
             while True:
                 for record in await self.outcomes.batch(1, 0.2):
                     assert record.partition == self.partition
@@ -135,6 +140,21 @@ class World:
     def leaving(self, victim: Victim) -> bool:
         answer = self.cluster.call_now("GET", f"/api/v1/namespaces/{TEAM}/pods/{victim.name}")
         return not answer.ok or parse_pod(answer.body).terminating
+
+    def pod(self, name: str):
+        answer = self.cluster.call_now("GET", f"/api/v1/namespaces/{TEAM}/pods/{name}")
+        return msgspec.json.decode(answer.body) if answer.ok else None
+
+    async def told(self, name: str) -> dict[str, str]:
+        """The pod's annotations once it was told when it goes."""
+        async with asyncio.timeout(5):
+            while keys.EVICT_AT not in self.pod(name)["metadata"]["annotations"]:  # noqa: ASYNC110 - seen from outside
+                await asyncio.sleep(0.01)
+        return self.pod(name)["metadata"]["annotations"]
+
+    def disruption(self, name: str) -> str:
+        conditions = self.pod(name)["status"].get("conditions", ())
+        return next((c["status"] for c in conditions if c["type"] == "DisruptionTarget"), "")
 
     async def earmarks_after(self, *gone: Victim) -> int:
         """How many earmarks there are once these pods are seen gone."""
@@ -155,10 +175,11 @@ class World:
             "budget_patience_s": 0.3,
             "give_up_s": 1.0,
             "finish_s": 2.0,
+            "notice_look_s": 0.02,
             **settings,
         }
         stop = asyncio.Event()
-        service = build(PreemptorSettings(**said), Parts(self.bus, self.ledger, self.kube))
+        service = build(PreemptorSettings(**said), Parts(self.bus, self.ledger, self.kube, clock=self.clock))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve(stop))
             try:

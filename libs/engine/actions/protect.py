@@ -42,6 +42,7 @@ class _Policy:
     min_run_s: int
     evictions: int
     window_s: int
+    notice_s: int
 
 
 class Protection:
@@ -62,6 +63,10 @@ class Protection:
             return Kept(Shield.MIN_RUN, task.started + policy.min_run_s)
         left, until = self._allowance(task, policy)
         return None if left > 0 else Kept(Shield.EVICTIONS, until)
+
+    def notice_s(self, task: RunningTask) -> int:
+        """How long before it goes the pod is told, as its queue says."""
+        return (self._policies.get(task.queue) or self._policy(task.queue)).notice_s
 
     def allowance(self, task: RunningTask) -> int:
         """How many more pods of the task's workload may be evicted now; of a gang, how often."""
@@ -96,6 +101,7 @@ class Protection:
             max((spec.min_run_s for spec in chain), default=0),
             nearest.evictions,
             nearest.evictions_window_s,
+            max((spec.notice_s for spec in chain), default=0),
         )
         return policy
 

@@ -12,12 +12,13 @@ the share itself, and evicted pods that come again at once find no right to the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from libs.domain.queues import Queue, Quota, ancestors
 from libs.domain.resources import Charge
 from libs.engine.api import RunningTask
+from libs.engine.running import workload
 from libs.engine.session import Session
 
 #: Milli GPUs, milli CPU, MiB.
@@ -162,17 +163,25 @@ class Tally:
     """What a decision takes from queues above their share, unit by unit, and from workloads that may be evicted a few
     more times."""
 
-    def __init__(self, rights: Rights) -> None:
+    def __init__(self, rights: Rights, allowance: Callable[[RunningTask], int]) -> None:
         self._rights = rights
+        self._allowance = allowance
         self._taken: dict[tuple[str, int], list[int]] = {}
+        self._pods: dict[str, int] = {}
 
     def allows(self, more: Sequence[tuple[RunningTask, ...]]) -> bool:
         """Whether these units may go together, beside what is taken."""
         rights = self._rights
         added: dict[tuple[str, int], list[int]] = {}
+        pods: dict[str, int] = {}
         for unit in more:
             for level, side, amount in self._claims(unit):
                 added.setdefault((level, side), []).append(amount)
+            if unit[0].gang_min <= 1:
+                key = workload(unit[0])
+                pods[key] = pods.get(key, 0) + 1
+                if pods[key] + self._pods.get(key, 0) > self._allowance(unit[0]):
+                    return False
         for (level, side), amounts in added.items():
             every = amounts + self._taken.get((level, side), [])
             # Each of them put back beside what is left would stand above the share.
@@ -183,6 +192,8 @@ class Tally:
     def take(self, unit: tuple[RunningTask, ...]) -> None:
         for level, side, amount in self._claims(unit):
             self._taken.setdefault((level, side), []).append(amount)
+        if unit and unit[0].gang_min <= 1:
+            self._pods[workload(unit[0])] = self._pods.get(workload(unit[0]), 0) + 1
 
     def _claims(self, unit: tuple[RunningTask, ...]) -> list[tuple[str, int, int]]:
         rights = self._rights

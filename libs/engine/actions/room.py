@@ -175,14 +175,14 @@ class _Attempt:
             self._job.head.key,
             explain.evicting(len(victims), nodes),
             tuple(placements),
-            tuple(map(victim_of, victims)),
+            tuple(victim_of(victim, self._protection.notice_s(victim)) for victim in victims),
             rule=self._rule.name,
         )
 
     def _first(self, statement: Statement) -> _Found | None:
         """Task after task, each where it costs least."""
         need, ordered = self._need, self._tasks
-        tally = Tally(self._rights)
+        tally = Tally(self._rights, self._protection.allowance)
         units: list[Unit] = []
         placements: list[Placement] = []
         placed: list[Task] = []
@@ -363,5 +363,5 @@ def hold(session: Session, placements: list[Placement], victims: list[RunningTas
         session.hold(row, beyond, max(0, len(charges) - len(less)))
 
 
-def victim_of(task: RunningTask) -> Victim:
-    return Victim(task.uid, task.name, task.namespace, task.node, task.job, task.priority, task.guarded)
+def victim_of(task: RunningTask, notice_s: int = 0) -> Victim:
+    return Victim(task.uid, task.name, task.namespace, task.node, task.job, task.priority, task.guarded, notice_s)
