@@ -15,10 +15,11 @@ from typing import Final, NamedTuple
 
 from libs.domain.resources import Request
 from libs.engine.api import PendingJob
+from libs.engine.recent import Recent
 
 #: Halve all counts when they sum to this: what came about this many tasks ago counts half.
 FADE: Final = 16_384
-#: Job keys remembered so that a job counts once.
+#: Job keys remembered at the least, so that a job counts once.
 REMEMBERED: Final = 65_536
 #: The largest part of the mix that one owner may be, where there are enough others: one quarter.
 OWNER_PARTS: Final = 4
@@ -69,7 +70,7 @@ class TypicalMix:
         """With `fixed` (requests and how often they come) the mix is that for ever."""
         self._counts: dict[str, dict[Shape, int]] = {}
         self._total = 0
-        self._known: dict[str, None] = {}
+        self._known = Recent(REMEMBERED)
         self._due = 1
         self._shapes: dict[Request, Shape] = {}
         self.seen = 0
@@ -86,12 +87,9 @@ class TypicalMix:
         if self._fixed:
             return
         key = job.head.key
-        known = self._known
-        if key in known:
+        if key in self._known:
             return
-        known[key] = None
-        if len(known) > REMEMBERED:
-            del known[next(iter(known))]
+        self._known.add((key,))
         counts = self._counts.setdefault(job.head.tenant, {})
         for task in job.tasks:
             request = task.request

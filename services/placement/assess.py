@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from libs.domain.jobs import JobHead, Phase, Task
+from libs.engine.recent import Recent
 from libs.kube import trainingjobs
 from libs.kube.grouping import NOTHING_KNOWN, Known
 from libs.kube.pods import PodView
 from libs.kube.trainingjobs import TrainingJobStatus, TrainingJobView
-from services.placement.jobs import Ended
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ def assess(
     pods: Collection[PodView],
     *,
     claimed: Collection[str],
-    ended: Collection[str] | Ended,
+    ended: Collection[str] | Recent,
     now: str,
     known: Known = NOTHING_KNOWN,
 ) -> Assessment:
@@ -128,7 +128,7 @@ def _missing(
     occupied: Collection[tuple[str, int]],
     latest: dict[tuple[str, int], PodView],
     base: int,
-    ended: Collection[str] | Ended,
+    ended: Collection[str] | Recent,
     known: Known,
 ) -> tuple[list[Task], int]:
     """Tasks of slots that nothing fills, all of one attempt number that none of them has used: a plan speaks of one
