@@ -2,6 +2,7 @@
 
 Nobody is evicted. Each task goes where it fits now, else onto the node on which the fewest tasks of unknown end, then
 the earliest known ones, have to leave. Of each node only those that have to leave are waited for, the earliest first.
+A limit of the queue that lacks now is no obstacle: what is reserved counts as used, so room under it gathers as well.
 Nodes where room gathers for another job already are left alone. At most LOOKED_AT nodes are worked out, those with most
 free GPUs: cost is bounded, the best node of a very large cluster may be missed.
 """
@@ -43,7 +44,6 @@ def reserve(session: Session, job: PendingJob) -> Reserved | None:
     door = gang.door(job, need)
     if door.refused is not None or not door.usable:
         return None
-    chain = session.queues.chain(job.head.queue)
     statement = session.statement()
     placements: list[Placement] = []
     placed: list[Task] = []
@@ -52,7 +52,7 @@ def reserve(session: Session, job: PendingJob) -> Reserved | None:
         for task in gang.order(door.usable, need):
             if placed and need.met(placed):
                 break
-            now = fill(session, statement, [task], chain, [], explained=False)
+            now = fill(session, statement, [task], (), [], explained=False)
             if now.placements:
                 placements += now.placements
                 placed.append(task)
@@ -65,11 +65,10 @@ def reserve(session: Session, job: PendingJob) -> Reserved | None:
                 continue
             for gone in room.leaving:
                 statement.evict(gone, ())
-            state = session.snapshot.states[room.row]
-            charge = state.charge(view.ask, session.choose) if state is not None else None
-            if charge is None or any(line.short_of(charge.gpu_milli, charge.cpu, charge.mem) for line in chain):
+            charge = _charge(session, view, room.row)
+            if charge is None:
                 return None
-            statement.take(room.row, charge, chain, session.resident(task, room.row))
+            statement.take(room.row, charge, (), session.resident(task, room.row))
             placements.append(session.placement(task, room.row, charge))
             placed.append(task)
             ends.append(room.last)
@@ -78,6 +77,18 @@ def reserve(session: Session, job: PendingJob) -> Reserved | None:
         return Reserved(tuple(placements), start_of(ends))
     finally:
         statement.rollback()
+
+
+def _charge(session: Session, view: Feasibility, row: int) -> Charge | None:
+    state = session.snapshot.states[row]
+    if state is None:
+        return None
+    charge = state.charge(view.ask, session.choose)
+    if charge is None:
+        bare = state.copy()
+        bare.reset(None)
+        charge = bare.charge(view.ask, session.choose)
+    return charge
 
 
 def start_of(ends: list[End]) -> Start:
@@ -129,7 +140,11 @@ def _on(session: Session, view: Feasibility, row: int) -> _Room | None:
         if state.charge(view.ask, session.choose) is not None:
             break
     else:
-        return None
+        # Somebody is there whom no fact speaks of yet, or who is leaving: when that ends is not known.
+        state.reset(None)
+        if state.charge(view.ask, session.choose) is None:
+            return None
+        return _Room(len(there) + 1, 0.0, real.gpu_cap - real.gpu_free, state.name, row, tuple(there), UNKNOWN)
     charge = state.charge(view.ask, session.choose)
     needed = [task for task in leaving if charge is None or _touches(task.charge, charge, real.cpu, real.mem)]
     last = [ends[task.uid] for task in needed]

@@ -44,6 +44,7 @@ class Refusal(enum.StrEnum):
     EXPIRED = "expired"
     UNKNOWN = "unknown"
     FENCED = "fenced"  # resolver took the claim back
+    GATHERING = "gathering"  # somebody before it in its queue gathers room
     GANG = "gang"  # nothing against this one, but another of its gang was refused
 
 

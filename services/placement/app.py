@@ -180,6 +180,7 @@ class Placement:
             pending = self.state.pending
             measures.PENDING.set(len(pending.jobs))
             measures.WAITING.set(len(self.state.waiting))
+            measures.GATHERERS.set(len(self.state.gatherers))
             measures.CLAIMS.set(sum(len(job.claims) for job in pending.jobs.values()))
             await self._parts.clock.sleep(1.0)
 

@@ -17,7 +17,7 @@ import structlog
 
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
-from libs.engine.api import Decision, Placement
+from libs.engine.api import Decision, PendingJob, Placement, Reserved, Start
 from libs.engine.gang import minimum
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
@@ -25,6 +25,7 @@ from libs.store.port import Committed, Ledger, LedgerUnavailable, Refusal, Stale
 from services.placement import measures
 from services.placement.decide import (
     Next,
+    Tenure,
     eviction_of,
     judge_refusal,
     noted,
@@ -35,6 +36,7 @@ from services.placement.decide import (
 )
 from services.placement.emit import Emitter
 from services.placement.jobs import Job
+from services.placement.reserve import Reservations
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
 
@@ -44,6 +46,13 @@ _EVICTING = Verdict(
     kind=Kind.NOT_NOW,
     reason=Reason.EVICTING,
     message="evicted tasks are leaving; their room is kept for this job",
+    wakes_on=(Wake.ROOM_FREED, Wake.NODE_ADDED),
+)
+
+_KEPT = Verdict(
+    kind=Kind.NOT_NOW,
+    reason=Reason.GANG_ROOM,
+    message="others took the room for the gang again and again; it is kept for it now",
     wakes_on=(Wake.ROOM_FREED, Wake.NODE_ADDED),
 )
 
@@ -69,6 +78,10 @@ class Cycle:
         self._clock = clock
         self._waits = waits
         self._fenced = fenced
+        self._reservations = Reservations(
+            state, after_s=settings.placement_reserve_after_s, turn_s=settings.placement_reserve_s
+        )
+        self._starts: dict[str, Start] = {}
         self._rng = random.Random(settings.placement_seed or None)
         self._stopping = False
         self._bounded_at = float("-inf")
@@ -111,8 +124,8 @@ class Cycle:
         """When there is something to do again by itself."""
         state, now = self._state, self._clock.monotonic()
         times = [state.pending.attention.opens(queue, now) for queue in state.waiting.unfinished]
-        ripe = state.pending.ripen(now)
-        return min([*times, ripe] if ripe is not None else times, default=None)
+        times += [at for at in (state.pending.ripen(now), self._reservations.due(now)) if at is not None]
+        return min(times, default=None)
 
     async def once(self) -> bool:
         """One pass; whether there was anything to decide."""
@@ -127,6 +140,7 @@ class Cycle:
                     state.pending.dirty(job)
             news.clear()
         state.pending.ripen(now)
+        self._reservations.tick(now, self._clock.wall())
         jobs = state.pending.take(self._settings.placement_batch, state.active, now)
         if not jobs:
             return False
@@ -174,11 +188,15 @@ class Cycle:
         by_key = {job.head.key: job for job in jobs}
         plans: list[Plan] = []
         evictions: list[EvictionPlan] = []
+        unplaced: list[Job] = []
         try:
             for decision in decisions:
                 job = by_key.pop(decision.job)
                 tenure = state.tenures[job.partition]
-                if decision.victims:
+                if decision.placements and not decision.victims and self._gathers(job, pending[decision.job]):
+                    evictions.append(self._reserve(job, Reserved(decision.placements, Start()), tenure))
+                    self._wait(job, _KEPT, now)
+                elif decision.victims:
                     evictions.append(eviction_of(job, decision, self._grantable(decision), tenure))
                     job.verdict = _EVICTING
                 elif decision.placements:
@@ -192,8 +210,16 @@ class Cycle:
                         job.verdict = None
                 else:
                     self._wait(job, decision.verdict, now)
+                    if self._reservations.wanted(job, decision.verdict):
+                        unplaced.append(job)
                 self._attend(job, decision, now)
                 measures.DECISIONS.labels(decision.verdict.kind).inc()
+            for job in unplaced:
+                reserved = engine.reserve(pending[job.head.key], self._clock.wall())
+                if reserved is None:
+                    self._reservations.refused(job, now)
+                else:
+                    evictions.append(self._reserve(job, reserved, state.tenures[job.partition]))
             if plans:
                 await self._commit(plans)
             if evictions:
@@ -203,6 +229,15 @@ class Cycle:
         for job in by_key.values():  # the engine said nothing about it: never lose a job silently
             state.pending.later(job, now + 1.0)
         await self._emitter.urgent.room()
+
+    def _gathers(self, job: Job, asked: PendingJob) -> bool:
+        return minimum(asked).together and self._reservations.gang_wanted(job)
+
+    def _reserve(self, job: Job, reserved: Reserved, tenure: Tenure) -> EvictionPlan:
+        granted = [self._granted(p) for p in reserved.placements]
+        plan = self._reservations.plan(job, Reserved(tuple(granted), reserved.start), tenure, self._clock.wall())
+        self._starts[plan.id] = reserved.start
+        return plan
 
     def _attend(self, job: Job, decision: Decision, now: float) -> None:
         attention, queue = self._state.pending.attention, job.head.queue
@@ -223,10 +258,11 @@ class Cycle:
         view = self._state.view
         if not view.measured_note():
             return decision.placements
-        return [
-            Placement(task=p.task, node=p.node, node_spec=p.node_spec, charge=view.grantable(p.node, p.charge))
-            for p in decision.placements
-        ]
+        return [self._granted(p) for p in decision.placements]
+
+    def _granted(self, p: Placement) -> Placement:
+        charge = self._state.view.grantable(p.node, p.charge)
+        return Placement(task=p.task, node=p.node, node_spec=p.node_spec, charge=charge)
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
@@ -257,6 +293,10 @@ class Cycle:
                 job.refusals = 0
                 if not job.waiting:
                     state.stop_evicting(job)
+                    if job.gathering is not None:
+                        measures.RESERVATIONS.labels("served").inc()
+                        state.stop_gathering(job)
+                    job.turns = 0
                     state.give_back(job)
                 for key in state.waiting.placed(plan.job) if state.waiting else ():
                     following = state.pending.jobs.get(key)
@@ -282,6 +322,10 @@ class Cycle:
             if not answer.refused and (job is None or job.head.uid != plan.job_uid):
                 state.give_up(plan.job, plan.generation, [a.claim for a in plan.assignments])
                 continue
+            if plan.gather_s:
+                if job is not None:
+                    self._gathered(job, plan, answer, now)
+                continue
             if not answer.refused:
                 decided.append(plan)
                 measures.EVICTIONS.labels("decided").inc()
@@ -302,6 +346,17 @@ class Cycle:
                 state.poke(job)
         if decided:
             self._emitter.evictions(decided)
+
+    def _gathered(self, job: Job, plan: EvictionPlan, answer: Committed, now: float) -> None:
+        start = self._starts.pop(plan.id, Start())
+        if answer.refused:
+            for reason in set(answer.refused.values()):
+                measures.REFUSALS.labels(reason).inc()
+            self._reservations.refused(job, now)
+            self._state.pending.later(job, now + 1.0)  # whatever was in its way, it is decided again
+            return
+        self._reservations.accepted(job, plan, start, now)
+        self._state.poke(job)  # what it lacked may have been there already
 
     async def _asked(self, ask: Callable[[], Awaitable[Sequence[Committed]]]) -> Sequence[Committed] | None:
         """The ledger's answer, asked for until it comes; None where our generation is not the ledger's any more."""

@@ -16,7 +16,7 @@ from libs.contracts.events import JobStatus, Landed
 from libs.domain.jobs import Phase, Task
 from libs.domain.nodes import Gpu, Node, newer
 from libs.domain.plans import Assignment, EvictionPlan, Plan
-from libs.domain.verdicts import Kind, Reason, Verdict, Wake
+from libs.domain.verdicts import FITS, Kind, Reason, Verdict, Wake
 from libs.engine.api import Decision, Placement
 from libs.store.port import Refusal
 from services.placement.jobs import Job
@@ -87,6 +87,20 @@ def eviction_of(job: Job, decision: Decision, placements: Sequence[Placement], t
         cause=job.cause,
         tenant=head.tenant,
     )
+
+
+def gather_of(
+    job: Job,
+    placements: Sequence[Placement],
+    tenure: Tenure,
+    *,
+    place: tuple[int, int, float, str],
+    gather_s: int,
+) -> EvictionPlan:
+    """Nobody is evicted: the room is kept as it comes free."""
+    decision = Decision(job.head.key, FITS, tuple(placements), rule="reservation")
+    plan = eviction_of(job, decision, placements, tenure)
+    return msgspec.structs.replace(plan, place=place, gather_s=gather_s)
 
 
 def _assignments(

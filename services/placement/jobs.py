@@ -18,15 +18,14 @@ from libs.contracts.events import JobChanged
 from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import newer
 from libs.domain.verdicts import Verdict
-from libs.engine.api import PendingJob
+from libs.engine.api import PendingJob, Start
 from libs.engine.fair import NOTHING, Line, Place, Shares, asked, everything, place
-from libs.engine.recent import Recent
 from libs.kube.trainingjobs import task_of
 from services.placement.attention import Attention
 
-#: How many ended or bound task ids are remembered at the least. At 1,000 pods/s this is a minute, two slow passes; a
-#: hint or a list that is older than that is caught by the ledger (tombstones, held tasks).
-REMEMBERED: Final = 60_000
+#: How many ended or bound task ids are remembered. At 1,000 pods/s this is more than two minutes, and a hint or a list
+#: that is older than that is caught by the ledger (tombstones, held tasks).
+REMEMBERED: Final = 200_000
 
 Order = tuple[int, float, str]
 
@@ -46,6 +45,17 @@ class Evicting:
     since: float
 
 
+@dataclass(slots=True)
+class Gathering:
+    """Room that is kept for the job as it comes free: earmarks `ids` on `nodes`, `until` (monotonic) at most."""
+
+    plan: str
+    ids: frozenset[str]
+    nodes: frozenset[str]
+    until: float
+    start: Start
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One job with tasks that are not bound yet. `claims` is a part of `tasks`: decided, not seen bound."""
@@ -61,6 +71,9 @@ class Job:
     #: A member of a gang holds no room any more, and how it ended is not known here.
     doubt: bool = False
     evicting: Evicting | None = None
+    gathering: Gathering | None = None
+    #: Reservations that ran out for it.
+    turns: int = 0
     #: Ids of earmarks that the ledger may still keep for this job; they outlive the leaving of its victims.
     earmarks: set[str] = field(default_factory=set)
     verdict: Verdict | None = None
@@ -94,13 +107,34 @@ class Job:
         return tuple(t for t in self.tasks.values() if t.id not in self.claims)
 
 
+class Ended:
+    """A bounded memory of ids, oldest forgotten first."""
+
+    def __init__(self, most: int = REMEMBERED) -> None:
+        self._ids: dict[str, None] = {}
+        self._most = most
+
+    def add(self, ids: Iterable[str]) -> None:
+        known = self._ids
+        for one in ids:
+            known[one] = None
+        while len(known) > self._most:
+            del known[next(iter(known))]
+
+    def forget(self, one: str) -> None:
+        self._ids.pop(one, None)
+
+    def __contains__(self, one: str) -> bool:
+        return one in self._ids
+
+
 class Pending:
     """Jobs by key and by partition, which of them are dirty, and which wait for a time. Dirty ones stand in `line`,
     the line over the queues; `wall` tells the seconds since the epoch (0: unknown), by which jobs age."""
 
     def __init__(self, *, overdue_s: float = 129_600.0, attention: Attention | None = None) -> None:
         self.jobs: dict[str, Job] = {}
-        self.ended = Recent(REMEMBERED)
+        self.ended = Ended()
         #: job key -> ids of its tasks that hold room and do not leave, from the facts about running pods. Gangs only.
         self.running: dict[str, set[str]] = {}
         #: uids of pods that make room for somebody: with members that are to go no gang is completed.

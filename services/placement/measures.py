@@ -17,6 +17,10 @@ REFUSALS = counter("drystone_placement_commit_refusals_total", "Plans refused by
 PLANNED = counter("drystone_placement_planned_tasks_total", "Tasks whose claim the ledger took.")
 OUTCOMES = counter("drystone_placement_outcomes_total", "Reports of the binder about tasks.", ("landed",))
 EVICTIONS = counter("drystone_placement_eviction_plans_total", "Eviction plans, by what became of them.", ("what",))
+RESERVATIONS = counter(
+    "drystone_placement_reservations_total", "Reservations for heads of queues, by what became of them.", ("what",)
+)
+GATHERERS = gauge("drystone_placement_kept_for_jobs", "Jobs for which room is being kept.")
 RELEASED = counter("drystone_placement_released_gangs_total", "Broken gangs released as a whole.")
 PENDING = gauge("drystone_placement_pending_jobs", "Jobs with tasks that are not bound yet.")
 WAITING = gauge("drystone_placement_waiting_jobs", "Jobs that wait for something to change.")

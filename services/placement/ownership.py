@@ -15,6 +15,7 @@ import structlog
 
 from libs.domain.jobs import JobHead, partition_of
 from libs.domain.plans import Plan
+from libs.engine.api import Start
 from libs.kube.errors import ReadFailed
 from libs.kube.port import Kube
 from libs.runtime.backoff import Backoff
@@ -147,6 +148,7 @@ class Ownership:
                 for job in self._state.pending.jobs.values():
                     job.claims.clear()
                     job.earmarks.clear()
+                    self._state.stop_gathering(job)
                     self._state.stop_evicting(job)
             log.info("ledger generation", generation=state.generation, before=self.generation)
             self.generation = state.generation
@@ -184,13 +186,17 @@ class Ownership:
             taken.append(partition)
             if answer.planned:
                 self._emitter.plans(answer.planned)
-            if answer.evictions:
-                self._emitter.evictions(answer.evictions)
+            evictions = [plan for plan in answer.evictions if not plan.gather_s]
+            if evictions:
+                self._emitter.evictions(evictions)
             for plan in (*answer.planned, *answer.writing):
                 self._claimed(plan, now)
             for eviction in answer.evictions:
                 job = self._job(eviction.job, partition, eviction.namespace, eviction.tenant, eviction.queue, now)
-                state.evicting(job, eviction, now)
+                if eviction.gather_s:
+                    state.gather(job, eviction, Start(), now)
+                else:
+                    state.evicting(job, eviction, now)
             log.info(
                 "partition taken",
                 partition=partition,

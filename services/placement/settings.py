@@ -58,6 +58,10 @@ class PlacementSettings(CommonSettings):
     placement_history: int = Field(default=50, ge=0, le=100)
     #: A job that has waited this long is the first of its queue.
     placement_overdue_s: float = Field(default=129_600.0, gt=0, le=10_000_000)
+    #: Who stands first in its queue, fits nowhere and has waited this long has room kept for it.
+    placement_reserve_after_s: float = Field(default=60.0, ge=0, le=86_400)
+    #: How long room is kept where nobody knows when the job can start; doubled at each turn. 0: no reservations.
+    placement_reserve_s: float = Field(default=600.0, ge=0, le=86_400)
     #: Evaluations a second that one queue may spend on jobs that then do not fit.
     placement_hopeless_per_s: float = Field(default=500.0, ge=1, le=100_000)
 

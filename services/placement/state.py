@@ -10,8 +10,9 @@ from typing import Final
 from libs.contracts.events import PodFact
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.verdicts import Wake
+from libs.engine.api import Start
 from services.placement.decide import Tenure
-from services.placement.jobs import Claim, Evicting, Job, Pending
+from services.placement.jobs import Claim, Evicting, Gathering, Job, Pending
 from services.placement.view import View
 from services.placement.wake import Waiting
 
@@ -43,6 +44,8 @@ class State:
     victims: dict[str, str] = field(default_factory=dict)
     awaited: dict[str, set[str]] = field(default_factory=dict)
     foreign: dict[str, float] = field(default_factory=dict)
+    #: Queue -> the job of ours for which room is kept.
+    gatherers: dict[str, str] = field(default_factory=dict)
     #: What is to be given back to the ledger, and a sign that there is something.
     returns: list[Return] = field(default_factory=list)
     returns_event: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,6 +82,7 @@ class State:
         self.waiting.leave(key)
         if job is not None:
             self.stop_evicting(job)
+            self.stop_gathering(job)
             self.give_back(job, claims=True)
         return job
 
@@ -88,6 +92,7 @@ class State:
         self.tenures.pop(partition, None)
         for job in self.pending.drop_partition(partition):
             self.waiting.leave(job.head.key)
+            self.stop_gathering(job)
             if job.evicting is not None:
                 # The next owner waits for these victims. That they are marked still holds, as far as we know.
                 self.foreign.update(dict.fromkeys(job.evicting.victims, job.evicting.since))
@@ -101,6 +106,7 @@ class State:
             if not job.claims:
                 # Nobody is left whom the leaving victims could help: their room is everybody's, at once.
                 self.stop_evicting(job)
+                self.stop_gathering(job)
                 self.give_back(job)
         if self.pending.drop_if_idle(job):
             self.waiting.leave(job.head.key)
@@ -195,6 +201,31 @@ class State:
             return
         self._unmark(job.evicting.victims)
         self._await_none(job)
+
+    # -- reservations -------------------------------------------------------------------------------------------------
+
+    def gather(self, job: Job, plan: EvictionPlan, start: Start, now: float) -> None:
+        """Room is kept for the job from now on; whoever of its queue had a reservation here has none any more."""
+        before = self.pending.jobs.get(self.gatherers.get(job.head.queue, ""))
+        if before is not None:
+            self.stop_gathering(before)
+        ids, nodes = frozenset(a.claim for a in plan.assignments), frozenset(a.node for a in plan.assignments)
+        job.gathering = Gathering(plan.id, ids, nodes, now + plan.gather_s, start)
+        job.earmarks |= ids
+        self.gatherers[job.head.queue] = job.head.key
+        for node in nodes:
+            self.awaited.setdefault(node, set()).add(job.head.key)
+
+    def stop_gathering(self, job: Job) -> None:
+        """The reservation is over in the ledger, or will be at its deadline or when its earmarks are given back."""
+        gathering, job.gathering = job.gathering, None
+        if gathering is None:
+            return
+        if self.gatherers.get(job.head.queue) == job.head.key:
+            del self.gatherers[job.head.queue]
+        waits_on = set(job.evicting.victims.values()) if job.evicting is not None else set()
+        for node in gathering.nodes - waits_on:
+            self._unawait(node, job.head.key)
 
     def give_back(self, job: Job, *, claims: bool = False) -> None:
         """Its earmarks are dropped, with `claims` also what is not written yet. What is used or over is no matter."""

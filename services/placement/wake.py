@@ -171,6 +171,16 @@ class Waiting:
             heapq.heappop(ring.line)
         return None
 
+    def firsts(self, queue: str, count: int) -> list[str]:
+        """The first `count` who wait in the queue's line."""
+        ring = self._rings.get(queue)
+        found: dict[str, None] = {}
+        for place in heapq.nsmallest(4 * count, ring.line) if ring is not None else ():
+            group = self._groups.get(self._of.get(place[3]))
+            if group is not None and group.queue == queue:
+                found[place[3]] = None
+        return list(found)[:count]
+
     @property
     def queues(self) -> list[str]:
         """Queues in which somebody waits."""

@@ -194,8 +194,8 @@ class Shares:
 
     # -- what one is entitled to ------------------------------------------------------------------------------------
     def part(self, path: str) -> tuple[float, float, float]:
-        """What the queue deserves and its part, by weight, of what no sibling deserves; at most its limit. With nothing
-        said anywhere a single queue is entitled to the whole cluster."""
+        """What the queue deserves and its part, by weight, of what no sibling deserves; at most its limit. Among
+        siblings of which none says anything, all of what is above."""
         found = self._parts.get(path)
         if found is None:
             found = self._parts[path] = self._part(path)
@@ -204,7 +204,7 @@ class Shares:
     def _part(self, path: str) -> tuple[float, float, float]:
         above = parent_of(path)
         whole: tuple[float, ...] = self.part(above) if above else self._total
-        siblings = self._siblings(above) | {path}
+        siblings = self._siblings(above) | {path} if self.compared(above) else {path}
         spec = self._specs.get(path)
         limits = (spec.gpu_milli, spec.cpu, spec.mem) if spec is not None else (None, None, None)
         mine = self._terms.get(path, _NO_TERMS)
@@ -228,11 +228,13 @@ class Shares:
                     self._children.setdefault(parent_of(one), set()).add(one)
         return self._children.get(above, set())
 
-    def entitled(self, path: str, ask: Amounts, extra: Amounts = NOTHING) -> bool:
-        """Whether the queue and every queue above stay within their parts with the request."""
+    def entitled(self, path: str, ask: Amounts) -> bool:
+        """Whether the request is within the part of the queue and of every queue above, and none of them stands above
+        its part: then it may wait for room, whoever of its own queue holds that now."""
         for one in ancestors(path):
-            used = plus(self.use(one), extra)
-            if any(a and u + a > p + 1e-6 for u, a, p in zip(used, ask, self.part(one), strict=True)):
+            if any(
+                a and (u > p + 1e-6 or a > p + 1e-6) for u, a, p in zip(self.use(one), ask, self.part(one), strict=True)
+            ):
                 return False
         return True
 

@@ -4,11 +4,17 @@
 -- it twice. An earmark is created with the mark, empty or holding what is free already, and fills up as room comes free
 -- on its node (see `top_up`). Its queue is charged the whole of it at once: the quota is reserved before anybody dies
 -- for it; what the victims still hold under the same ancestor is credited in that one check. So a queue can stand over
--- its limit by no more than what marked victims below it still hold.
+-- its limit by no more than what marked victims below it still hold, and what its gatherers aim at.
 --
 -- e:<earmark>  {p = plan, j = job, n = node, q = queue, t = task, r = role, T = charge aimed at, H = charge held}
 -- v:<plan>     {j = job, q = queue, pt = partition, ears = {...}, left = {uid...}, cap = latest deadline}
 -- Deadline: cap until the last victim has left, then its departure plus slack, never beyond cap.
+--
+-- A plan that gathers (gather_s > 0) has no victims: its earmarks need not fit now, only into the empty node, and fill up
+-- as room comes free until the cap. Limits of its queue are not asked: what it aims at counts as used at once, so that
+-- others of the queue are refused until it starts, which is checked like any commit. A queue has one gatherer: g:<queue> {p = plan, j = job, r = its place in line}; one
+-- of a lesser place takes over. Nodes on which another job has earmarks already are refused, so that no two wait for
+-- the same devices.
 
 function unlist_earmark(u, n, id)
   local before, kept = n.use.em, {}
@@ -28,6 +34,10 @@ local function drop_eviction(u, id, v)
       t.m = nil
       put_task(u, uid, t)
     end
+  end
+  if v.ga then
+    local g = work(u, 'g:' .. v.q)
+    if g and g.p == id then del_work(u, 'g:' .. v.q) end
   end
   del_work(u, 'v:' .. id)
   del_work(u, 'x:' .. id)
@@ -87,6 +97,55 @@ local function credit_of(victims)
   end
 end
 
+local function lesser(a, b)
+  for i = 1, 4 do
+    if a[i] ~= b[i] then return a[i] < b[i] end
+  end
+  return false
+end
+
+-- Whether these charges fit into their nodes with nobody there; a refusal by claim if not.
+local function gathers(u, plan)
+  local bare, refused = {}, {}
+  for _, a in ipairs(plan.assignments) do
+    local n = node(u, a.node)
+    local b = bare[a.node]
+    if not b then
+      b = {spec = n.spec, use = {cpu = 0, mem = 0, pods = 0, blind = n.use.blind, gpus = {}}}
+      bare[a.node] = b
+      for _, x in ipairs(earmarks(u, n)) do
+        if x.e.j ~= plan.job then refused[a.claim] = 'earmarked' end
+      end
+    end
+    local no = short(b, a.charge)
+    if no then refused[a.claim] = no end
+    b.use.cpu = b.use.cpu + (a.charge.cpu or 0)
+    b.use.mem = b.use.mem + (a.charge.mem or 0)
+    b.use.pods = b.use.pods + 1
+    for _, g in ipairs(a.charge.gpus or {}) do
+      for i = #b.use.gpus + 1, g[1] + 1 do b.use.gpus[i] = {0, 0} end
+      local d = b.use.gpus[g[1] + 1]
+      d[1], d[2] = d[1] + g[2], d[2] + g[3]
+    end
+  end
+  return refused
+end
+
+-- The queue's gatherer gives way to one of a lesser place, or to another plan of its own job.
+local function succeed(u, plan)
+  local g = work(u, 'g:' .. plan.queue)
+  local v = g and work(u, 'v:' .. g.p)
+  if not v then return nil end
+  if g.j ~= plan.job and not lesser(plan.place or {1, 0, 0, ''}, g.r) then return 'gathering' end
+  local ears = {}
+  for i, e in ipairs(v.ears or {}) do ears[i] = e end
+  for _, ear in ipairs(ears) do
+    local e = work(u, 'e:' .. ear)
+    if e then end_earmark(u, ear, e) end
+  end
+  return nil
+end
+
 local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
   local res = {plan = plan.id}
   local why = plan_fence(u, plan) or epoch_fence(u, plan)
@@ -131,10 +190,22 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
     res.refused = refused
     return res
   end
+  local gather = (plan.gather_s or 0) > 0
+  if gather then
+    refused = gathers(u, plan)
+    if not next(refused) then
+      local no = succeed(u, plan)
+      if no then refused = refuse_all(plan, no) end
+    end
+    if next(refused) then
+      res.refused = refused
+      return res
+    end
+  end
   -- Does it fit once these victims, and nobody else, have left?
   local tried = {}
   for _, t in ipairs(victims) do charge(u, t.n, t.c, -1) end
-  for _, a in ipairs(plan.assignments) do
+  for _, a in ipairs(gather and {} or plan.assignments) do
     local n = node(u, a.node)
     local no = short(n, a.charge)
     if no == 'capacity' and n.use.em and others_earmarked(u, n, a.charge) then no = 'earmarked' end
@@ -147,7 +218,7 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
   end
   for _, a in ipairs(tried) do charge(u, a.node, a.charge, -1) end
   for _, t in ipairs(victims) do charge(u, t.n, t.c, 1) end
-  if not next(refused) then
+  if not gather and not next(refused) then
     local at = quota(u, plan.queue, milli, cpu, mem, credit_of(victims))
     if at then
       res.queue = at
@@ -158,7 +229,7 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
     res.refused = refused
     return res
   end
-  local cap = u.now + cap_ms
+  local cap = u.now + (gather and plan.gather_s * 1000 or cap_ms)
   local left, ears = {}, {}
   for i, v in ipairs(plan.victims) do
     local t = victims[i]
@@ -181,9 +252,11 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
     u.freed[a.node] = true
     charge_queue(u, plan.queue, a.charge, 1)
   end
-  put_work(u, 'v:' .. plan.id, {j = plan.job, q = plan.queue, pt = plan.partition, ears = ears, left = left, cap = cap})
+  put_work(u, 'v:' .. plan.id, {j = plan.job, q = plan.queue, pt = plan.partition, ears = ears, left = left, cap = cap,
+    ga = gather or nil})
+  if gather then put_work(u, 'g:' .. plan.queue, {p = plan.id, j = plan.job, r = plan.place or {1, 0, 0, ''}}) end
   put_text(u, 'x:' .. plan.id, text)
-  u.due['v:' .. plan.id] = #left > 0 and cap or min(cap, u.now + slack_ms)
+  u.due['v:' .. plan.id] = (gather or #left > 0) and cap or min(cap, u.now + slack_ms)
   out_part(u, plan.partition, 'v:' .. plan.id, u.rev + 1)
   settle(u)
   res.taken = ears

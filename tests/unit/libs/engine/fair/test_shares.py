@@ -92,6 +92,14 @@ def test_one_queue_with_nothing_said_is_entitled_to_all_and_siblings_divide_what
     assert found.entitled("b", ask(4)) and not found.entitled("b", ask(5))
 
 
+def test_who_stands_above_its_part_may_not_have_room_kept() -> None:
+    used = {"a": 2, "b": 0}
+    found = shares(used, deserves("a", 2, weight=0), deserves("b", 6))
+    assert found.entitled("a", ask(2)), "its own tasks hold its part, and will end"
+    used["a"] = 3
+    assert not found.entitled("a", ask(2))
+
+
 def test_knobs_go_from_0_to_100() -> None:
     with pytest.raises(ValueError, match="0 to 100"):
         Shares(lambda _: (0, 0, 0), fairness=101)

@@ -1,0 +1,167 @@
+"""Room kept for the head of a line, so that small jobs do not starve a large one.
+
+Who stands first in its queue, fits nowhere, has waited `after_s`, and with whom its queue stays within its part of the
+cluster (`Shares.part`), gets a reservation: earmarks in the ledger, on the nodes where it can start soonest, that fill
+up as room comes free there. Every replica's commits are checked against them. A queue has one at a time.
+
+A reservation ends when its job starts or goes, when one that stands before it in the queue needs one, or at its
+deadline: a quarter after the expected start where that is known, else `turn_s`, doubled at each turn of the job. After
+that the next in line has a turn before it comes again. So room is gathered for nobody for ever; and a head that waits
+for tasks of unknown length, at most L, on the nodes it needs is served within its own turns, together at most
+3 max(L, turn_s), and as many turns of the next in line, together no longer than that. Pure: time is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from libs.domain.plans import EvictionPlan
+from libs.domain.verdicts import Kind, Reason, Verdict, Wake
+from libs.engine.api import Reserved, Start
+from libs.engine.fair import asked
+from services.placement import measures
+from services.placement.decide import Tenure, gather_of
+from services.placement.jobs import Gathering, Job
+from services.placement.state import State
+
+#: How often heads of lines are looked at, and how soon one that got nothing is looked at again.
+TICK_S: Final = 1.0
+AGAIN_S: Final = 10.0
+#: Of a queue's line, so many are looked at for one whose turn it is.
+_HEADS: Final = 16
+_LONGEST_S: Final = 86_400
+_SLACK_S: Final = 60.0
+#: After so many refusals by the ledger in a row a gang gathers what it was to have.
+GANG_REFUSALS: Final = 3
+_NOT_ROOM: Final = frozenset(
+    {Reason.GANG_INCOMPLETE, Reason.GATED, Reason.UNSUPPORTED, Reason.NO_NODES, Reason.EVICTING}
+)
+
+
+@dataclass(slots=True)
+class _Look:
+    key: str
+    at: float
+
+
+class Reservations:
+    def __init__(self, state: State, *, after_s: float, turn_s: float) -> None:
+        self._state = state
+        self._after_s = after_s
+        self._turn_s = turn_s
+        self._next = 0.0
+        #: Queue -> whose turn it is to be decided with a reservation in mind.
+        self._looks: dict[str, _Look] = {}
+        #: Job key -> when it may have a turn again (monotonic).
+        self._cooling: dict[str, float] = {}
+
+    # -- whose turn it is ---------------------------------------------------------------------------------------------
+    def tick(self, now: float, wall: float) -> None:
+        """Heads that have waited long enough are to be decided; reservations past their deadline are over."""
+        state = self._state
+        if now < self._next:
+            return
+        self._next = now + TICK_S
+        for key in [key for key, at in self._cooling.items() if at <= now or key not in state.pending.jobs]:
+            del self._cooling[key]
+        for key in list(state.gatherers.values()):
+            job = state.pending.jobs.get(key)
+            if job is not None and job.gathering is not None and job.gathering.until <= now:
+                self._lapse(job, now)
+        if self._turn_s <= 0:
+            return
+        for queue in state.waiting.queues:
+            job = state.pending.jobs.get(self._turn(queue) or "")
+            if job is None or not self._waited(job, now, wall):
+                self._looks.pop(queue, None)
+                continue
+            look = self._looks.get(queue)
+            if look is not None and look.key == job.head.key and look.at > now:
+                continue
+            self._looks[queue] = _Look(job.head.key, now + AGAIN_S)
+            state.poke(job)
+
+    def due(self, now: float) -> float | None:
+        """When to look again; None where nobody waits."""
+        return max(self._next, now) if self._state.waiting or self._state.gatherers else None
+
+    def _turn(self, queue: str) -> str | None:
+        """The first of the line whom room would help and who had no turn of late; where all had, the first."""
+        state = self._state
+        holder = state.pending.jobs.get(state.gatherers.get(queue, ""))
+        first: str | None = None
+        for key in state.waiting.firsts(queue, _HEADS):
+            job = state.pending.jobs.get(key)
+            verdict = state.waiting.verdict_of(key)
+            if job is None or verdict is None or not _for_room(verdict) or job.evicting is not None:
+                continue
+            if holder is not None and (holder is job or state.pending.place(holder) <= state.pending.place(job)):
+                return None
+            if key not in self._cooling:
+                return key
+            first = first or key
+        return first
+
+    def _waited(self, job: Job, now: float, wall: float) -> bool:
+        waited = now - job.since
+        if job.head.created and wall:
+            waited = max(waited, wall - job.head.created)
+        return waited >= self._after_s
+
+    # -- reserving ----------------------------------------------------------------------------------------------------
+    def wanted(self, job: Job, verdict: Verdict) -> bool:
+        """Whether room is to be gathered for this job, which was just decided and fits nowhere."""
+        look = self._looks.get(job.head.queue)
+        if look is None or look.key != job.head.key or not _for_room(verdict) or job.gathering is not None:
+            return False
+        state = self._state
+        ask = asked(job.head, job.waiting, state.pending.held(job) if job.head.gang_min > 1 else 0)
+        return state.view.engine.shares.entitled(job.head.queue, ask)
+
+    def gang_wanted(self, job: Job) -> bool:
+        """Whether a gang that fits was refused so often that it gathers instead."""
+        if self._turn_s <= 0 or job.refusals < GANG_REFUSALS or job.gathering is not None:
+            return False
+        holder = self._state.pending.jobs.get(self._state.gatherers.get(job.head.queue, ""))
+        pending = self._state.pending
+        return holder is None or pending.place(job) < pending.place(holder)
+
+    def plan(self, job: Job, reserved: Reserved, tenure: Tenure, wall: float) -> EvictionPlan:
+        place = self._state.pending.place(job)
+        return gather_of(job, reserved.placements, tenure, place=place, gather_s=self._lasts(job, reserved.start, wall))
+
+    def _lasts(self, job: Job, start: Start, wall: float) -> int:
+        turn = min(self._turn_s * 2.0 ** min(job.turns, 16), _LONGEST_S)
+        if start.high and wall:
+            turn = max(self._turn_s, (start.high - wall) * 1.25 + _SLACK_S)
+        return min(math.ceil(turn), _LONGEST_S)
+
+    def accepted(self, job: Job, plan: EvictionPlan, start: Start, now: float) -> None:
+        measures.RESERVATIONS.labels("made").inc()
+        self._state.gather(job, plan, start, now)
+
+    def refused(self, job: Job, now: float) -> None:
+        measures.RESERVATIONS.labels("refused").inc()
+        self._looks[job.head.queue] = _Look(job.head.key, now + AGAIN_S)
+
+    def _lapse(self, job: Job, now: float) -> None:
+        """Its deadline came: the ledger ends the earmarks, or has; others have a turn."""
+        measures.RESERVATIONS.labels("lapsed").inc()
+        job.turns += 1
+        self._state.stop_gathering(job)
+        self._state.give_back(job)
+        for key in list(self._cooling):
+            other = self._state.pending.jobs.get(key)
+            if other is None or other.head.queue == job.head.queue:
+                del self._cooling[key]
+        self._cooling[job.head.key] = now + _LONGEST_S
+
+
+def _for_room(verdict: Verdict) -> bool:
+    helps = {Wake.ROOM_FREED, Wake.QUOTA_FREED}.intersection(verdict.wakes_on)
+    return verdict.kind is Kind.NOT_NOW and verdict.reason not in _NOT_ROOM and bool(helps)
+
+
+__all__ = ["Gathering", "Reservations"]
