@@ -18,7 +18,6 @@ from libs.engine.api import EngineConfig, Placement
 from libs.engine.ask import Ask, AskKey, ask_key
 from libs.engine.draw import Draw
 from libs.engine.fair.runs import Runs
-from libs.engine.fair.runs import Runs
 from libs.engine.feasible import Feasibility
 from libs.engine.mix import TypicalMix
 from libs.engine.policies import chosen
@@ -43,7 +42,6 @@ class Session:
         self.queues = QueueBook(config.fairness, config.history)
         self.running = RunningBook()
         self.book = Book(self.snapshot)
-        self.runs = Runs()
         self.runs = Runs()
         self.mix = TypicalMix(config.typical)
         self._draw = Draw(config.seed)
