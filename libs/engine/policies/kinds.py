@@ -80,7 +80,7 @@ class Kinds:
 
     def reach(self, nodes: Columns, shares: list[Share]) -> tuple[int, list[int]]:
         """All idle GPU of the nodes, and the part of it that each shape could use, milli."""
-        held = np.maximum(nodes.milli, 0) * (nodes.usable & ~nodes.shut[:, None])
+        held = np.clip(nodes.milli, 0, WHOLE) * (nodes.usable & ~nodes.shut[:, None])
         level = np.searchsorted(self.level_array, nodes.cpu, side="right")
         cells, steps, places = self.models * self.depth, len(self.amounts) + 1, self.width + 1
         on = held > 0

@@ -8,6 +8,9 @@ The mean is a sum over devices of a function of (model, CPU left, idle amount), 
 function of (model, CPU left, wholly idle devices). Both are tables here, made anew when the weights change; to value a
 node is then a handful of look-ups, in plain integers or for all nodes at once, with the same result.
 
+No device is taken for more than a whole one, however much of it looks free: a victim that has left in the ledger and is
+still there in the facts gives its room back twice.
+
 Integers throughout: values are milli GPU times `mix.ONE`. On a node with several models the look-up for several GPUs
 goes by the model of its first device.
 """
@@ -83,7 +86,7 @@ class Usable:
         for i in node.index:
             milli = node.milli[i]
             if milli > 0 and node.usable[i]:
-                total += device[(codes[i] * depth + level) * AMOUNTS + milli]
+                total += device[(codes[i] * depth + level) * AMOUNTS + (milli if milli < WHOLE else WHOLE)]
         total += self._several_view[(_main(node) * depth + level) * self._places + node.idle]
         return total
 
@@ -110,7 +113,7 @@ class Usable:
         for i in node.index:
             held = milli[i]
             if held > 0 and usable[i]:
-                total += device[(codes[i] * depth + level) * AMOUNTS + held]
+                total += device[(codes[i] * depth + level) * AMOUNTS + (held if held < WHOLE else WHOLE)]
         return total
 
     def devices(self, node: NodeState, ask: Ask) -> list[int]:
@@ -125,7 +128,7 @@ class Usable:
         device, depth, codes, milli, mib = self._device_view, self._depth, node.codes, node.milli, node.mib
         moves: list[tuple[int, int]] = []
         for i in node.index:
-            held = milli[i]
+            held = milli[i] if milli[i] < WHOLE else WHOLE
             if held < ask.milli or not node.usable[i] or (ask.models and node.models[i] not in ask.models):
                 continue
             taken, asked_mib = ask.grant(node.dev_mib[i])
@@ -184,7 +187,7 @@ class Usable:
 
 def held_on(nodes: Columns) -> Ints:
     """Idle milli per device, 0 where it is not to be used."""
-    return np.maximum(nodes.milli, 0) * nodes.usable
+    return np.clip(nodes.milli, 0, WHOLE) * nodes.usable
 
 
 def _main(node: NodeState) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from libs.engine.api import EngineConfig, PendingJob
+from libs.domain.resources import Charge, GpuGrant
+from libs.domain.usage import NodeUse
+from libs.engine.api import EngineConfig, PendingJob, RunningTask
 from libs.engine.core import PlacementEngine
 from libs.engine.mix import TypicalMix
 from libs.engine.policies.drystone import whole_nodes
@@ -84,3 +86,20 @@ def test_what_was_learned_outlives_the_process() -> None:
     after.recall(engine.learned())
     assert after.learned() == engine.learned()
     assert after.learned().seen == 61
+
+
+def test_a_victim_that_has_left_in_the_ledger_already_gives_its_room_back_once() -> None:
+    """One of a gang has left its node: the ledger knows, the facts about pods do not yet. Evicting the gang makes that
+    node look free twice over for a moment."""
+    engine = engine_of(cluster().node("left", gpus=8, cpu=96_000).node("held", gpus=8, cpu=96_000))
+    whole = tuple(GpuGrant(index, 1000, 40_960) for index in range(8))
+    engine.use_seen(NodeUse("left", 99, cpu=96_000, gpus=((0, 0),) * 8))
+    engine.use_seen(NodeUse("held", 99, cpu=96_000, gpus=((1000, 40_960),) * 8))
+    for name in ("left", "held"):
+        charge = Charge(96_000, 1024, whole)
+        engine.pod_seen(
+            RunningTask(name, name, "ns", name, "gang/ns/low", "default", -10, charge, ours=True, gang_min=2)
+        )
+    (decision,) = engine.decide([pod("urgent", gpus=8, cpu=1_000, priority=10)])
+    assert {victim.uid for victim in decision.victims} == {"left", "held"}
+    assert [placement.node for placement in decision.placements] == ["held"]
