@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from libs.domain import keys
 from libs.kube import writes
 from libs.kube.errors import ReadFailed
 from libs.kube.port import Kube, WatchBroken, WatchGone
@@ -59,6 +60,10 @@ class Steady:
     made: int = 0
     #: Ticks at which no pod was made because `most` were unbound already.
     held_back: int = 0
+    #: What was promised to two pods at once: device, and who they are.
+    twice: list[str] = field(default_factory=list)
+    _holds: dict[tuple[str, str], str] = field(default_factory=dict)
+    _held: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     _leaving: deque[tuple[float, str]] = field(default_factory=deque)
     _width: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PARALLEL))
     _unbound: int = 0
@@ -67,7 +72,7 @@ class Steady:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            tasks.create_task(follow(self.kube, f"run={self.name}", self._look), name="bindings")
+            tasks.create_task(follow(self.kube, f"run={self.name}", self._look, self._gone), name="bindings")
             tasks.create_task(self._remove(), name="remove")
             tasks.create_task(self._make(), name="make")
 
@@ -150,12 +155,29 @@ class Steady:
             seen.bound = time.monotonic()
             self._unbound -= 1
             self._leaving.append((seen.bound + self.life_s, pod.metadata.name))
+            self._promised(pod)
+
+    def _promised(self, pod: Pod) -> None:
+        """Whole devices: each has one owner until its pod is gone."""
+        name = pod.metadata.name
+        for index in filter(None, pod.metadata.annotations.get(keys.GPUS, "").split(",")):
+            device = (pod.spec.nodeName, index)
+            other = self._holds.setdefault(device, name)
+            if other != name:
+                self.twice.append(f"{device[0]}/{index}: {other} and {name}")
+            else:
+                self._held.setdefault(name, []).append(device)
+
+    def _gone(self, name: str) -> None:
+        for device in self._held.pop(name, ()):
+            del self._holds[device]
 
 
 class Meta(msgspec.Struct):
     name: str = ""
     resourceVersion: str = ""
     labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
 
 
 class Spec(msgspec.Struct):
@@ -170,22 +192,32 @@ class Pod(msgspec.Struct):
 _decode: Final = msgspec.json.Decoder(Pod).decode
 
 
-async def follow(kube: Kube, selector: str, look: Callable[[Pod], None]) -> NoReturn:
-    """List and watch pods, for ever; `look` sees every state of each but its end. After an outage it is back at once,
-    not after a growing pause as services are: what it sees is what is measured."""
-    path = writes.pods_path(NAMESPACE)
+async def follow(
+    kube: Kube, selector: str, look: Callable[[Pod], None], gone: Callable[[str], None] = lambda _name: None
+) -> NoReturn:
+    """List and watch pods, for ever; `look` sees every state of each but its end, `gone` is told its name. After an
+    outage it is back at once, not after a growing pause as services are: what it sees is what is measured."""
+    path, there = writes.pods_path(NAMESPACE), set[str]()
     while True:
         try:
             listed = await writes.list_all(kube, path, label_selector=selector)
-            for raw in listed.items:
-                look(_decode(raw))
+            pods = list(map(_decode, listed.items))
+            for name in there - {pod.metadata.name for pod in pods}:
+                gone(name)
+            there = {pod.metadata.name for pod in pods}
+            for pod in pods:
+                look(pod)
             version = listed.version
             while True:
                 params = {"labelSelector": selector, "resourceVersion": version, "timeoutSeconds": "600"}
                 async for kind, raw in kube.watch(path, params=params, silence_s=_SILENCE_S):
                     pod = _decode(raw)
                     version = pod.metadata.resourceVersion
-                    if kind != "DELETED":
+                    if kind == "DELETED":
+                        there.discard(pod.metadata.name)
+                        gone(pod.metadata.name)
+                    else:
+                        there.add(pod.metadata.name)
                         look(pod)
         except (ReadFailed, WatchBroken, WatchGone):
             await asyncio.sleep(_RETRY_S)

@@ -205,11 +205,26 @@ def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json =
     raise typer.Exit(gang(size, nodes, runs, as_json))
 
 
+@bench_app.command("reclaim")
+def bench_reclaim(
+    nodes: int = 500,
+    size: Annotated[int, typer.Option(help="Tasks of the gang that reclaims.")] = 500,
+    singles: int = 10,
+    gangs: int = 3,
+    keep: KeepLogs = None,
+    as_json: Json = False,
+) -> None:
+    """A queue has its share back from a full cluster: from the create to all bound. Exit 1 over a limit."""
+    from cli.bench import reclaim
+
+    raise typer.Exit(reclaim(nodes, size, singles, gangs, keep, as_json))
+
+
 @bench_app.command("failover")
 def bench_failover(
     only: Annotated[str, typer.Option(help="Faults by name, joined by ' + '; all without it.")] = "",
     repeats: Annotated[int, typer.Option(min=1)] = 3,
-    rate: Annotated[float, typer.Option(help="Pods a second.", min=0.1)] = 20.0,
+    rate: Annotated[float, typer.Option(help="Pods a second.", min=0.1)] = 10.0,
     keep: KeepLogs = None,
     as_json: Json = False,
 ) -> None:
@@ -271,6 +286,24 @@ def bench_fuzz(
     from cli.bench import fuzz
 
     raise typer.Exit(fuzz(events, seed, rate, as_json))
+
+
+@bench_app.command("conflicts")
+def bench_conflicts(
+    nodes: int = 300,
+    pods: Annotated[int, typer.Option(help="Of a burst.")] = 2000,
+    seconds: Annotated[float, typer.Option(help="Of churn, at each share.")] = 15.0,
+    rate: Annotated[float, typer.Option(help="Pods that end and come, a second.")] = 50.0,
+    candidates: Annotated[list[int], typer.Option(help="DRYSTONE_PLACEMENT_CANDIDATES; several to compare.")] = [1],  # noqa: B006
+    fills: Annotated[list[float], typer.Option("--fill", help="Shares of GPUs in use.")] = [0.5, 0.8, 0.95],  # noqa: B006
+    replicas: Annotated[list[int], typer.Option(help="Of placement, in bursts.")] = [1, 2, 4],  # noqa: B006
+    runs: int = 2,
+    as_json: Json = False,
+) -> None:
+    """Plans refused because another replica was first, under churn, and what replicas bring in a burst."""
+    from cli.bench import conflicts
+
+    raise typer.Exit(conflicts(nodes, pods, seconds, rate, candidates, fills, replicas, runs, as_json))
 
 
 @app.command()

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
-from bench.steady import Recovery, Seen, Steady, recovery
+from bench.steady import Meta, Pod, Recovery, Seen, Spec, Steady, recovery
+from libs.domain import keys
 from libs.kube.port import Answer, WatchBroken
 
 
@@ -121,6 +122,21 @@ async def test_pods_are_made_again_until_the_server_agrees_and_go_after_their_ti
     assert len(set(kube.created)) == len(kube.created), "a refused create is tried again under the same name"
     assert set(kube.deleted) <= set(kube.created)
     assert all(pod.wait >= 0 for pod in steady.pods.values() if pod.bound)
+
+
+def pod(name: str, devices: str) -> Pod:
+    return Pod(Meta(name=name, annotations={keys.GPUS: devices}), Spec(nodeName="node-1"))
+
+
+def test_a_device_with_two_owners_is_noticed_until_the_first_is_gone():
+    steady = Steady(Moody(), rate=1.0)
+    steady._look(pod("a", "0,3"))
+    steady._look(pod("b", "1"))
+    steady._look(pod("c", "3"))
+    assert steady.twice == ["node-1/3: a and c"]
+    steady._gone("a")
+    steady._look(pod("d", "0"))
+    assert len(steady.twice) == 1
 
 
 async def test_a_creator_that_is_held_back_says_so():
