@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from cli.simulate.bound import bound
+from cli.simulate.departures import departures
 from cli.simulate.pack import pack
 from cli.simulate.queue import queue
 from cli.simulate.story import story
@@ -23,3 +24,4 @@ simulate_app.command("queue")(queue)
 simulate_app.command("story")(story)
 simulate_app.command("table")(table)
 simulate_app.command("bound")(bound)
+simulate_app.command("departures")(departures)

@@ -21,6 +21,16 @@ from libs.sim.errors import SimulationError
 _MOST_CPU: Final = 10_000_000
 _MOST_MIB: Final = 1 << 30
 _MOST_GPUS: Final = 64
+#: A century.
+_MOST_S: Final = 3_200_000_000
+
+
+class TimedRow(NamedTuple):
+    """A task with the time that it came at and how long it ran, seconds."""
+
+    task: TaskRow
+    came: int
+    ran: int
 
 
 class NodeRow(NamedTuple):
@@ -46,7 +56,7 @@ def read_nodes(path: Path) -> list[NodeRow]:
     """Raises SimulationError with file, line and reason."""
     found: list[NodeRow] = []
     names: set[str] = set()
-    for row in _rows(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model")):
+    for row in rows(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model")):
         gpus = row.number("gpu", 0, _MOST_GPUS)
         node = NodeRow(
             row.text("sn"),
@@ -68,12 +78,32 @@ def read_tasks(path: Path) -> list[TaskRow]:
     """Raises SimulationError with file, line and reason."""
     found: list[TaskRow] = []
     shared: dict[Request, Request] = {}
-    for row in _rows(path, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
+    for row in rows(path, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
         request = row.request()
         found.append(TaskRow(row.text("name"), shared.setdefault(request, request)))
     if not any(task.gpu_milli for task in found):
         raise SimulationError(f"{path}: no task asks for a GPU")
     return found
+
+
+def read_timed(path: Path) -> list[TimedRow]:
+    """Tasks that ran, by the time they came at. Columns creation_time, scheduled_time (empty: it never ran, and is left
+    out) and deletion_time, beside those of `read_tasks`; run times are at least one second. Raises SimulationError."""
+    found: list[TimedRow] = []
+    shared: dict[Request, Request] = {}
+    times = ("creation_time", "scheduled_time", "deletion_time")
+    for row in rows(path, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", *times)):
+        if not row.fields["scheduled_time"].strip():
+            continue
+        came, started, ended = (row.number(column, 0, _MOST_S) for column in times)
+        if not came <= started <= ended:
+            raise row.wrong(f"created at {came}, scheduled at {started}, deleted at {ended}")
+        request = row.request()
+        task = TaskRow(row.text("name"), shared.setdefault(request, request))
+        found.append(TimedRow(task, came, max(ended - started, 1)))
+    if not any(row.task.gpu_milli for row in found):
+        raise SimulationError(f"{path}: no task that ran asks for a GPU")
+    return sorted(found, key=lambda timed: timed.came)
 
 
 class Row:
@@ -115,7 +145,8 @@ class Row:
         return Request(self.number("cpu_milli", 0, _MOST_CPU), self.number("memory_mib", 0, _MOST_MIB), gpu)
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+def rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    """The lines of a list that has these columns. Raises SimulationError."""
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     header: list[str] | None = None
     try:

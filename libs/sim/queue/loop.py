@@ -252,7 +252,7 @@ class QueueLoop:
         return self.now - item.begins - kept + self.costs.restart, kept
 
     # -- decisions --------------------------------------------------------------------------------------------------
-    def _heads(self, lanes: Iterable[_Lane]) -> list[tuple[int, Rank, int, _Lane]]:
+    def _heads(self, lanes: Iterable[_Lane]) -> list[tuple[float, Rank, int, _Lane]]:
         front = self.order.front
         heads = []
         for lane in lanes:
@@ -292,7 +292,7 @@ class QueueLoop:
         now = self.now
         order = self.order
         offered: list[dict[int, Run]] | None = None
-        vain: set[tuple[int, int]] = set()  # asks for which a better placed item found nobody
+        vain: set[tuple[int, float]] = set()  # asks for which a better placed item found nobody
         for front, _, _, lane in sorted(self._heads(lanes), key=lambda head: head[:3]):
             while (lane.milli, front) not in vain and (item := lane.head()) is not None:
                 at = order.claims_from(item, now)
