@@ -59,6 +59,8 @@ class PodView(msgspec.Struct, frozen=True):
     started: float
     rules: Rules | None = None
     topology: Topology | None = None
+    #: It was told to make room for another, or to leave its node: how it ends then says nothing about its program.
+    disrupted: bool = False
 
     @property
     def ours(self) -> bool:
@@ -212,6 +214,7 @@ def pod_of(pod: Pod) -> PodView:
         started=status.start_time.timestamp() if status.start_time else meta.created,
         rules=rules,
         topology=topology,
+        disrupted=any(c.type == "DisruptionTarget" and c.status == "True" for c in status.conditions or ()),
     )
 
 

@@ -145,9 +145,10 @@ def _missing(
 
 
 def lost(pod: PodView) -> bool:
-    """Whether a Failed pod says nothing about its program: kubelet refused it, or it had to leave its node."""
+    """Whether a Failed pod says nothing about its program: kubelet refused it, it made room for another, or it had to
+    leave its node."""
     reason = pod.status_reason
-    return reason.startswith("OutOf") or reason in (
+    return pod.disrupted or reason.startswith("OutOf") or reason in (
         "Evicted",
         "Preempting",
         "NodeAffinity",

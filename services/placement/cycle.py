@@ -9,6 +9,8 @@ that did not come is asked for again with the same ids, which is harmless.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -84,6 +86,9 @@ class Cycle:
         self._starts: dict[str, Start] = {}
         self._rng = random.Random(settings.placement_seed or None)
         self._stopping = False
+        #: When refusals say that time ends them (monotonic, full seconds), soonest first; and the same as a set.
+        self._times: list[int] = []
+        self._timed: set[int] = set()
         self._bounded_at = float("-inf")
         self._between = asyncio.Event()
         self._between.set()
@@ -125,12 +130,16 @@ class Cycle:
         state, now = self._state, self._clock.monotonic()
         times = [state.pending.attention.opens(queue, now) for queue in state.waiting.unfinished]
         times += [at for at in (state.pending.ripen(now), self._reservations.due(now)) if at is not None]
+        times += self._times[:1]
         return min(times, default=None)
 
     async def once(self) -> bool:
         """One pass; whether there was anything to decide."""
         state, now = self._state, self._clock.monotonic()
         news = state.view.news
+        while self._times and self._times[0] <= now:
+            self._timed.discard(heapq.heappop(self._times))
+            news.kinds.add(Wake.TIME)
         state.pending.line.follow(state.view.engine.shares)
         if news or state.waiting.unfinished:
             attention, batch = state.pending.attention, self._settings.placement_batch
@@ -453,11 +462,18 @@ class Cycle:
             waited = now - job.never_since if early else 0.0
             state.pending.later(job, now + min(max(0.05, waited / 4), 30.0))
         elif Wake.TIME in verdict.wakes_on:
-            state.pending.later(job, now + 1.0)
+            self._time(now + (verdict.until - self._clock.wall() if verdict.until else 1.0))
         if verdict.kind is not Kind.WAIT and verdict.reason in _ON_GPU_SIZES:
             verdict = noted(verdict, state.view.measured_note())
         state.waiting.hold(job, looks, verdict)
         self._say(job, verdict)
+
+    def _time(self, at: float) -> None:
+        """Whom time helps is woken at the first full second after `at`, once for all who name it."""
+        second = math.ceil(at)
+        if second not in self._timed:
+            self._timed.add(second)
+            heapq.heappush(self._times, second)
 
     def _say(self, job: Job, verdict: Verdict) -> None:
         job.verdict = verdict

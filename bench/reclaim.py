@@ -1,0 +1,139 @@
+"""A queue has back what it deserves from a full cluster: from the acknowledged create of its pods to all of them bound.
+
+Every GPU is held by a pod of a queue without a share, each the pod of a workload of its own without a disruption
+budget, whose controller makes it again at once; kubelets end pods as soon as they are told. Measured are one pod of one
+GPU, and a gang of many. Between two measurements what was reclaimed goes back to whoever was evicted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.pipeline import percentiles, prepare
+from bench.remake import Remake, owned
+from libs.domain import keys
+from libs.kube import writes
+from tools.fleet import Fleet
+from tools.load import Load, LoadError, pod_object
+from tools.stack import Stack
+
+#: What is asked of it, in seconds.
+ONE_S = 1.0
+GANG_S = 10.0
+_GUESTS, _OWNERS = "guests", "owners"
+
+
+async def run(
+    nodes: int, size: int, singles: int, gangs: int, *, report: Callable[[str], None], directory: Path | None = None
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="drystone-bench-") as scratch:
+        place = directory or Path(scratch)
+        stack = Stack(place / "stack", parts=("etcd", "apiserver", "kafka", "redis", "prometheus"))
+        info = await asyncio.to_thread(stack.up)
+        ones: list[float] = []
+        manys: list[float] = []
+        usage: dict[str, dict[str, float]] = {}
+        try:
+            async with Load.of(info) as load:
+                await prepare(info, load, nodes)
+                await _queues(load, size)
+                remake = Remake(load.kube, _guest)
+                surroundings = asyncio.create_task(remake.run(), name="kubelets and controllers")
+                async with Fleet(info, place / "fleet") as fleet:
+                    await fleet.start()
+                    await _fill(load, 8 * nodes, report)
+                    for n in range(singles + 1):
+                        took = await _reclaim(load, remake, f"one-{n}", 1)
+                        if n:  # the first one warms up
+                            ones.append(took)
+                    report(f"one GPU: {statistics.median(ones):.3f} s, at most {max(ones):.3f} s")
+                    for n in range(gangs):
+                        before = fleet.usage()
+                        manys.append(await _reclaim(load, remake, f"gang-{n}", size))
+                        usage = _less(fleet.usage(), before)
+                        report(f"gang of {size}: {manys[-1]:.2f} s")
+                surroundings.cancel()
+                await asyncio.gather(surroundings, return_exceptions=True)
+        finally:
+            await asyncio.to_thread(stack.down)
+    return {
+        "nodes": nodes,
+        "gpus": 8 * nodes,
+        "one_gpu_s": [round(s, 3) for s in ones],
+        "one_gpu_median_s": round(statistics.median(ones), 3),
+        "one_gpu_max_s": round(max(ones), 3),
+        "one_gpu_ms": percentiles([1000 * s for s in ones]),
+        "size": size,
+        "gang_s": [round(s, 3) for s in manys],
+        "gang_max_s": round(max(manys), 3),
+        "gang_usage": usage,
+        "evicted": remake.ended,
+        "made_again": remake.made,
+        "within": max(ones) <= ONE_S and max(manys) <= GANG_S,
+    }
+
+
+def _guest(owner: int, times: int) -> dict[str, object]:
+    return pod_object(f"guest-{owner}-{times}", labels={"run": "guests"}, annotations={keys.QUEUE: _GUESTS})
+
+
+async def _queues(load: Load, size: int) -> None:
+    for name, spec in (
+        (_GUESTS, {}),
+        (_OWNERS, {"deserved": {keys.GPU_RESOURCE: str(size)}}),
+    ):
+        item = {"apiVersion": keys.API_VERSION, "kind": "Queue", "metadata": {"name": name}, "spec": spec}
+        answer = await load.kube.call("POST", writes.QUEUES, json.dumps(item).encode())
+        if not answer.ok:
+            raise LoadError(f"queue {name}: {answer.status} {answer.body[:300]!r}")
+
+
+async def _fill(load: Load, count: int, report: Callable[[str], None]) -> None:
+    begun = time.monotonic()
+    async with load.count_bound(selector="run=guests") as bound:
+        await load.create_pods([owned(dict(_guest(n, 0)), n) for n in range(count)])
+        await bound.reach(count, 240)
+    report(f"{count} GPUs held after {time.monotonic() - begun:.1f} s")
+    await asyncio.sleep(2.0)
+
+
+async def _reclaim(load: Load, remake: Remake, name: str, size: int) -> float:
+    """Seconds from the last create's acknowledgement to the last pod bound; then everything is as before."""
+    marks = {keys.QUEUE: _OWNERS}
+    if size > 1:
+        marks |= {keys.JOB: name, keys.GANG_MIN: str(size)}
+    pods = [pod_object(f"{name}-{n}", labels={"run": name}, annotations=marks) for n in range(size)]
+    made = remake.made
+    async with load.count_bound(selector=f"run={name}") as bound:
+        await load.create_pods(pods)
+        begun = time.monotonic()
+        took = await bound.reach(size, 120) - begun
+    await _made(remake, made + size)
+    async with load.count_bound(selector="run=guests") as back:
+        await load.delete_pods(selector=f"run={name}")
+        await back.reach(size, 120)
+    await asyncio.sleep(1.0)
+    return max(took, 0.0)
+
+
+async def _made(remake: Remake, count: int) -> None:
+    try:
+        async with asyncio.timeout(60):
+            while remake.made < count:  # noqa: ASYNC110 - its controllers tell nobody
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise LoadError(f"{remake.made} of {count} evicted pods were made again") from None
+
+
+def _less(after: dict[str, dict[str, float]], before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {"cpu_s": round(row["cpu_s"] - before[name]["cpu_s"], 3), "peak_mib": row["peak_mib"]}
+        for name, row in after.items()
+    }
