@@ -42,7 +42,8 @@ class Victim(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Assignments of one job. With `gang` the ledger takes all of them or none.
+    """Assignments of one job. With `gang` the ledger takes all of them or none. `together`: the job holds together, so
+    none of it yields to others while a plan of it is being carried out.
 
     `partition`, `epoch` and `generation` are fences: a plan of an owner that lost its partition, or of a ledger that
     was rebuilt since, is refused. `cause` is the id of the event that led here.
@@ -63,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str = ""
     attempt: int = 0
     traceparent: str = ""
+    together: bool = False
 
 
 class EvictionPlan(msgspec.Struct, frozen=True, omit_defaults=True):

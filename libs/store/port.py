@@ -41,6 +41,7 @@ class Refusal(enum.StrEnum):
     EARMARKED = "earmarked"
     VICTIM_GONE = "victim-gone"
     VICTIM_MARKED = "victim-marked"  # it makes room for somebody else already
+    VICTIM_STARTING = "victim-starting"  # others of its gang are being bound at this moment
     EXPIRED = "expired"
     UNKNOWN = "unknown"
     FENCED = "fenced"  # resolver took the claim back

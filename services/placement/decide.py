@@ -65,6 +65,7 @@ def plan_of(
         tenant=head.tenant,
         attempt=head.attempt,
         traceparent=job.traceparent,
+        together=head.gang_min > 1 or bool(head.role_min),
     )
 
 
@@ -276,7 +277,7 @@ class Judgement:
 
 #: Refusals that mean that our fences are old, not that the decision was bad.
 FENCES: Final = frozenset({Refusal.REBUILDING, Refusal.GENERATION, Refusal.EPOCH})
-_STALE: Final = frozenset({Refusal.NODE_CHANGED, Refusal.NODE_GONE, Refusal.HELD})
+_STALE: Final = frozenset({Refusal.NODE_CHANGED, Refusal.NODE_GONE, Refusal.HELD, Refusal.VICTIM_STARTING})
 
 
 def judge_refusal(refusal: Refusal, refusals: int, *, at_once: int, jitter: float) -> Judgement:

@@ -39,6 +39,7 @@ async def test_a_member_that_came_back_waits_for_the_fate_of_the_others() -> Non
             await s.until(lambda: len(s.plans) == 2)
             assert {a.name for a in s.plans[1].assignments} == {"g0", "g1", "g2"}
             assert s.plans[1].gang
+            assert s.plans[1].together
 
 
 async def test_a_member_that_came_back_is_decided_as_soon_as_the_others_are_bound() -> None:

@@ -6,6 +6,7 @@
 --   P:meta   hash  gen whole run term rev stamp seq layout parts e<partition>
 --   P:nodes  hash  s:<node> spec | u:<node> use (a NodeUse as JSON) | q:<path> queue (a QueueUse as JSON, with limits)
 --   P:work   hash  c:<claim> | t:<task> its holder | p:<plan> text | k:<plan> open claims of a plan of many
+--                  o:<job> open plans of a job that holds together
 --                  e:<earmark> | v:<eviction plan> state | x:<eviction plan> text
 --   P:tasks  hash  <pod uid> a bound task
 --   P:due    zset  c:<claim>, v:<eviction plan> by deadline (ms)

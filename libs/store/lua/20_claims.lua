@@ -1,12 +1,42 @@
 -- Claims: planned -> writing -> bound. A claim holds its charge from `commit` on, whatever state it moves through.
 --
 -- c:<claim>  {s = 'p'|'w', t = task, n = node, q = queue, j = job, p = plan, c = charge, k = claims of its plan,
---             pt = partition, b = binder creates the pod}
+--             pt = partition, b = binder creates the pod, g = its job holds together}
 -- t:<task>   the open claim of a task, or '=<uid>' while a pod that the binder created for it is bound
+-- o:<job>    of a job that holds together: its plans with open claims, with spaces in between. Members of such a job
+--            that are bound already are no victims: the others would come up without them.
 
 local function close_plan(u, plan, part)
   del_work(u, 'p:' .. plan)
   out_part(u, part, 'p:' .. plan, false)
+end
+
+local function open_plans(u, job)
+  local open = {}
+  for id in string.gmatch(work_text(u, 'o:' .. job) or '', '%S+') do
+    if work_text(u, 'p:' .. id) then open[#open + 1] = id end
+  end
+  return open
+end
+
+local function note_open(u, job, plan)
+  local open = open_plans(u, job)
+  for _, id in ipairs(open) do
+    if id == plan then return end
+  end
+  open[#open + 1] = plan
+  put_text(u, 'o:' .. job, concat(open, ' '))
+end
+
+-- After a plan of the job was closed.
+local function note_closed(u, job)
+  if not work_text(u, 'o:' .. job) then return end
+  local open = open_plans(u, job)
+  if #open > 0 then
+    put_text(u, 'o:' .. job, concat(open, ' '))
+  else
+    del_work(u, 'o:' .. job)
+  end
 end
 
 -- The claim is over; what it held stays charged where `keep` says that a bound task takes it over.
@@ -16,11 +46,13 @@ local function end_claim(u, id, c, keep)
   u.due['c:' .. id] = false
   if c.k <= 1 then
     close_plan(u, c.p, c.pt)
+    if c.g then note_closed(u, c.j) end
   else
     local left = tonumber(work_text(u, 'k:' .. c.p) or 1) - 1
     if left <= 0 then
       del_work(u, 'k:' .. c.p)
       close_plan(u, c.p, c.pt)
+      if c.g then note_closed(u, c.j) end
     else
       put_text(u, 'k:' .. c.p, tostring(left))
     end
@@ -182,10 +214,11 @@ local function commit_plan(u, plan, text, tombs, planned_ms)
     local before = work_text(u, 'p:' .. plan.id) and tonumber(work_text(u, 'k:' .. plan.id) or 1) or 0
     k = k + before
     put_text(u, 'p:' .. plan.id, text)
+    if plan.together then note_open(u, plan.job, plan.id) end
     if k > 1 then put_text(u, 'k:' .. plan.id, tostring(k)) end
     for _, a in ipairs(fresh) do
       put_work(u, 'c:' .. a.claim, {s = 'p', t = a.task, n = a.node, q = plan.queue, j = plan.job, p = plan.id,
-        c = a.charge, k = k, pt = plan.partition, b = a.create})
+        c = a.charge, k = k, pt = plan.partition, b = a.create, g = plan.together})
       u.due['c:' .. a.claim] = u.now + planned_ms
     end
     -- A claim of this plan that a first, half-taken commit left behind counts through k: from now on.
@@ -218,6 +251,7 @@ local function read_plans(u, plans, victims)
       tasks[#tasks + 1] = a.task
     end
     ids[#ids + 1] = 'p:' .. plan.id
+    if plan.together then ids[#ids + 1] = 'o:' .. plan.job end
     if #plan.assignments > 1 then ids[#ids + 1] = 'k:' .. plan.id end
     for _, v in ipairs(victims and plan.victims or {}) do
       tasks[#tasks + 1] = v.uid

@@ -165,6 +165,8 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
       refused[v.uid] = 'victim-gone'
     elseif t.m then
       refused[v.uid] = 'victim-marked'
+    elseif t.j and t.j ~= '' and #open_plans(u, t.j) > 0 then
+      refused[v.uid] = 'victim-starting'
     else
       victims[#victims + 1] = t
       if t.q and t.q ~= '' then prefetch(u, {}, {[t.q] = true}) end

@@ -303,6 +303,32 @@ async def test_refused_eviction_takes_back_mark_and_earmark(scene: Scene) -> Non
     assert again.taken == ("f.0",)
 
 
+async def test_nobody_of_a_gang_yields_while_others_of_it_are_being_bound(scene: Scene) -> None:
+    """Slow writes: one of two is bound and is taken for the whole gang; the other would come up alone."""
+    gang = msgspec.structs.replace(scene.plan("a", ("t1", 0), ("t2", 1), job="gang/d/g"), together=True)
+    await scene.ledger.commit([gang])
+    await scene.ledger.begin([gang])
+    await scene.ledger.confirm({"a.0": "t1"}, scene.generation)
+    (early,) = await scene.ledger.commit_evictions([scene.eviction("e", "t1", "big-0", 0)])
+    assert early.refused == {"t1": Refusal.VICTIM_STARTING}
+    await scene.ledger.confirm({"a.1": "t2"}, scene.generation)
+    (then,) = await scene.ledger.commit_evictions([scene.eviction("f", "t1", "big-0", 0)])
+    assert then.taken == ("f.0",)
+
+
+async def test_a_gang_whose_last_claim_came_to_nothing_may_yield(scene: Scene) -> None:
+    gang = msgspec.structs.replace(scene.plan("a", ("t1", 0), ("t2", 1), job="gang/d/g"), together=True)
+    await scene.ledger.commit([gang])
+    await scene.ledger.begin([gang])
+    await scene.ledger.confirm({"a.0": "t1"}, scene.generation)
+    await scene.ledger.release(["a.1"], scene.generation)
+    (answer,) = await scene.ledger.commit_evictions([scene.eviction("e", "t1", "big-0", 0)])
+    assert answer.taken == ("e.0",)
+    await scene.ledger.tasks_gone(["t1"], TERM)
+    await scene.ledger.expire()
+    assert await scene.holders() == []
+
+
 async def test_older_generation_is_dead_and_an_older_leader_is_fenced(scene: Scene) -> None:
     old = scene.plan("a", ("t1", 0))
     await scene.ledger.commit([old])
