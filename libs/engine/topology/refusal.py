@@ -35,8 +35,10 @@ def refusal(session: Session, seating: Seating, ordered: list[Task], need: gang.
             if said is not None:
                 return said
     failed = [part for part in root.all() if part.near.required and part in seating.most]
-    if not failed or session.feasible(ordered[0]).now().max(initial=-1) < 0:
+    if session.feasible(ordered[0]).now().max(initial=-1) < 0:
         return _plain(session, ordered, need)
+    if not failed:  # no domain was even looked at: members are in none
+        failed = [part for part in root.all() if part.near.required]
     # What is within another part was only tried in domains that would do for that one.
     return _not_now(session, failed[-1], seating, missing)
 
@@ -51,7 +53,7 @@ def _plain(session: Session, ordered: list[Task], need: gang.Minimum) -> Verdict
 def _not_now(session: Session, part: Part, seating: Seating, missing: int) -> Verdict:
     level = level_of(session.domains.levels, part.near.required)
     tasks = list(part.tasks())
-    placed, name = seating.most[part]
+    placed, name = seating.most.get(part, (0, f"no {level.name} domain"))
     partition = session.domains.of(level)
     wanted = max(len(tasks) - missing, 1)
     if placed >= wanted:
@@ -64,14 +66,21 @@ def _not_now(session: Session, part: Part, seating: Seating, missing: int) -> Ve
             text += f", none of {len(partition)} has more"
     text = f"{part.name} must share a {level.name} domain: {text}"
     helps = (f"room for {max(wanted - placed, 1)} more tasks in {name}",)
-    first = session.refusal(session.feasible(tasks[0]), tasks[0])
+    view = session.feasible(tasks[0])
+    nodes: dict[str, int] = {}
+    wakes: tuple[Wake, ...] = _NOW
+    if int(view.codes_now()[session.snapshot.alive].max(initial=0)) > 0:  # some nodes would not take even one
+        first = session.refusal(view, tasks[0])
+        nodes, wakes = first.nodes, tuple(dict.fromkeys((*_NOW, *first.wakes_on)))
+    elif view.ruled:
+        wakes = (*_NOW, Wake.PODS_CHANGED)
     return Verdict(
         Kind.NOT_NOW,
         Reason.DOMAIN_ROOM,
         f"{text}; helps: {helps[0]}",
-        first.nodes,
-        tuple(dict.fromkeys((*_NOW, *first.wakes_on))),
-        session.feasible(tasks[0]).more_nodes_help(),
+        nodes,
+        wakes,
+        view.more_nodes_help(),
         helps,
         tasks[0].name,
     )
@@ -84,7 +93,7 @@ def _never(session: Session, part: Part, missing: int) -> Verdict | None:
     level = level_of(session.domains.levels, part.near.required)
     partition = session.domains.of(level)
     task = tasks[0].name if tasks else ""
-    if not tasks or part.held:
+    if not tasks or (part.held and len(partition)):
         return None
     if not len(partition):
         helps: tuple[str, ...] = (f"nodes labelled with {level.label}",)

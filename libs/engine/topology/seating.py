@@ -40,9 +40,11 @@ ALIKE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A region for one part. `steps`: regions within it that are filled one after the other first."""
+    """A region for one part. `steps`: regions within it that are filled one after the other first. `bounds`: what the
+    part may not leave, which is more than the region where that was only preferred."""
 
     region: Region
+    bounds: Region
     steps: tuple[Region, ...] = ()
 
 
@@ -128,7 +130,7 @@ class Seating:
         region = self._session.domains.everywhere()
         for part, tasks in self._all.items():
             if part in self.places and task in tasks:
-                region = self.places[part].region
+                region = self.places[part].bounds
         self._session.confine({task.id: region} if region.name else None)
         return self._session.refusal(self._session.feasible(task), task)
 
@@ -236,8 +238,12 @@ class Seating:
                 return
             self.places[part] = place
         for inner in part.parts:
-            self._more(inner, place.region)
-        self._put([task for task in part.own if task.id not in done], place)
+            self._more(inner, place.bounds)
+        for where in (place, Place(place.bounds, place.bounds)):
+            done = {task.id for task in self._tasks}
+            self._put([task for task in part.own if task.id not in done], where)
+            if where.region is where.bounds:
+                break
 
     # -- choices ----------------------------------------------------------------------------------------------------
     def _choices(self, part: Part, tasks: list[Task], within: Region, least: int) -> Iterator[Place]:
@@ -245,7 +251,7 @@ class Seating:
         near = part.near
         preferred = near.preferred if self._heeds else ""
         if not near.required and not preferred:
-            yield Place(within)
+            yield Place(within, within)
             return
         domains = self._session.domains
         demand = demand_of(self._session, tasks)
@@ -258,7 +264,7 @@ class Seating:
             if preferred:
                 yield from self._preferring(part, demand, region, outer.level, preferred, least)
             else:
-                yield Place(region)
+                yield Place(region, region)
 
     def _preferring(
         self, part: Part, demand: Demand, within: Region, outer: Level | None, wish: str, least: int
@@ -273,8 +279,8 @@ class Seating:
             for code in self._ranked(part, demand, partition, within, least, must=False)[:PREFERRED_TRIED]:
                 region = partition.region(code, within)
                 steps = self._steps(demand, region, domains.inward(level, inner), demand.total)
-                yield Place(region, () if level == inner else steps)
-        yield Place(within, self._steps(demand, within, domains.inward(outer, inner), demand.total))
+                yield Place(region, within, () if level == inner else steps)
+        yield Place(within, within, self._steps(demand, within, domains.inward(outer, inner), demand.total))
 
     def _ranked(
         self, part: Part, demand: Demand, partition: Partition, within: Region, least: int, must: bool
