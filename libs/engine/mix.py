@@ -4,15 +4,19 @@ A job counts once, when it is first decided, whatever the decision was; how ofte
 Counts are whole numbers, halved when they have grown large, so that an old mix fades. What one owner may contribute is
 capped: a crash loop, or a tenant with very many jobs, moves the mix by no more than its cap.
 
-The same jobs in the same order give the same mix in every process. `state` and `restore` carry it over a restart or to
-another replica.
+The same jobs in the same order give the same mix in every process.
+
+A mix is kept in **slots**, by a hash of the job's key, and is the sum of them. `state` and `restore` carry one slot over
+a restart or to other replicas: who decides the jobs of a slot counts them, the others take over what it has counted.
+That is safe to repeat and in any order, since a slot is replaced as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from libs.domain.jobs import partition_of
 from libs.domain.resources import Request
 from libs.engine.api import PendingJob
 from libs.engine.recent import Recent
@@ -29,6 +33,10 @@ SHAPES: Final = 1_024
 RENEWED: Final = 2_048
 #: What weights sum to.
 ONE: Final = 1 << 20
+#: A task counts so much, so that what is rare lasts some halvings.
+COUNT: Final = 16
+#: Counts that a state carries at most: the largest.
+CARRIED: Final = 4_096
 
 
 class Shape(NamedTuple):
@@ -56,41 +64,72 @@ class Share(NamedTuple):
 
 
 class MixState(NamedTuple):
-    """All that a mix is: counts by owner and shape, and how many tasks it has seen."""
+    """All that a slot is: counts by owner and shape (COUNT for one task), how many tasks it has seen, and when the
+    newest job of those was created."""
 
     counts: tuple[tuple[str, Shape, int], ...]
     seen: int
+    until: float = 0.0
+
+
+class _Slot:
+    """`before`: jobs created by then were counted before the slot was taken over, or never will be."""
+
+    __slots__ = ("before", "counts", "seen", "total", "until")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, dict[Shape, int]] = {}
+        self.total = 0
+        self.seen = 0
+        self.until = 0.0
+        self.before = float("-inf")
+
+    def fade(self) -> None:
+        self.total = 0
+        for owner in list(self.counts):
+            halved = {shape: count >> 1 for shape, count in self.counts[owner].items() if count > 1}
+            if halved:
+                self.counts[owner] = halved
+                self.total += sum(halved.values())
+            else:
+                del self.counts[owner]
 
 
 class TypicalMix:
     """Counts per owner and shape. `version` grows when `shares` is to be looked at anew: after each of the first jobs,
     then ever more rarely, at least every RENEWED tasks."""
 
-    def __init__(self, fixed: Iterable[tuple[Request, int]] = ()) -> None:
+    def __init__(self, fixed: Iterable[tuple[Request, int]] = (), slots: int = 1) -> None:
         """With `fixed` (requests and how often they come) the mix is that for ever."""
-        self._counts: dict[str, dict[Shape, int]] = {}
-        self._total = 0
-        self._known = Recent(REMEMBERED)
+        self._slots = [_Slot() for _ in range(slots)]
+        self._full = COUNT * FADE // slots
+        self._known: dict[str, None] = {}
         self._due = 1
         self._shapes: dict[Request, Shape] = {}
         self.seen = 0
         self.version = 0
         self._fixed = False
         for request, count in fixed:
-            counts = self._counts.setdefault("", {})
+            counts = self._slots[0].counts.setdefault("", {})
             shape = shape_of(request)
-            counts[shape] = counts.get(shape, 0) + count
+            counts[shape] = counts.get(shape, 0) + COUNT * count
             self._fixed = True
 
     def learn(self, job: PendingJob) -> None:
         """Count the job's tasks, once."""
         if self._fixed:
             return
-        key = job.head.key
-        if key in self._known:
+        head = job.head
+        key, known, slots = head.key, self._known, self._slots
+        if key in known:
             return
-        self._known.add((key,))
-        counts = self._counts.setdefault(job.head.tenant, {})
+        known[key] = None
+        if len(known) > REMEMBERED:
+            del known[next(iter(known))]
+        slot = slots[0] if len(slots) == 1 else slots[partition_of(key, len(slots))]
+        if head.created <= slot.before:
+            return
+        counts = slot.counts.setdefault(head.tenant, {})
         for task in job.tasks:
             request = task.request
             shape = self._shapes.get(request)
@@ -98,30 +137,25 @@ class TypicalMix:
                 if len(self._shapes) > 4 * SHAPES:
                     self._shapes.clear()
                 shape = self._shapes[request] = shape_of(request)
-            counts[shape] = counts.get(shape, 0) + 1
-        self._total += len(job.tasks)
+            counts[shape] = counts.get(shape, 0) + COUNT
+        slot.total += COUNT * len(job.tasks)
+        slot.seen += len(job.tasks)
+        slot.until = max(slot.until, head.created)
         self.seen += len(job.tasks)
-        if self._total >= FADE:
-            self._fade()
+        if slot.total >= self._full:
+            slot.fade()
         if self.seen >= self._due:
-            self.version += 1
-            self._due = self.seen + max(1, min(self.seen // 2, RENEWED))
+            self._renew()
 
-    def _fade(self) -> None:
-        total = 0
-        for owner in list(self._counts):
-            halved = {shape: count >> 1 for shape, count in self._counts[owner].items() if count > 1}
-            if halved:
-                self._counts[owner] = halved
-                total += sum(halved.values())
-            else:
-                del self._counts[owner]
-        self._total = total
+    def _renew(self) -> None:
+        self.version += 1
+        self._due = self.seen + max(1, min(self.seen // 2, RENEWED))
 
     def shares(self) -> list[Share]:
         """The shapes with their weights, which sum to ONE or a little less; most frequent first."""
+        merged = self._slots[0].counts if len(self._slots) == 1 else self._merged()
         sums: dict[Shape, int] = {}
-        for counts, (part, of) in zip(self._counts.values(), self._caps(), strict=True):
+        for counts, (part, of) in zip(merged.values(), _caps(merged), strict=True):
             for shape, count in counts.items():
                 sums[shape] = sums.get(shape, 0) + count * ONE * part // of
         total = sum(sums.values())
@@ -130,29 +164,50 @@ class TypicalMix:
         ordered = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:SHAPES]
         return [Share(shape, weight) for shape, amount in ordered if (weight := amount * ONE // total)]
 
-    def _caps(self) -> list[tuple[int, int]]:
-        """By which fraction each owner's counts are scaled, so that nobody exceeds its part of what then remains."""
-        totals = [sum(counts.values()) for counts in self._counts.values()]
-        parts = min(OWNER_PARTS, len(totals))
-        if parts < 2:
-            return [(1, 1)] * len(totals)
-        limit = _limit(totals, parts)
-        return [(min(total, limit), total) if total else (1, 1) for total in totals]
+    def _merged(self) -> dict[str, dict[Shape, int]]:
+        merged: dict[str, dict[Shape, int]] = {}
+        for slot in self._slots:
+            for owner, counts in slot.counts.items():
+                into = merged.setdefault(owner, {})
+                for shape, count in counts.items():
+                    into[shape] = into.get(shape, 0) + count
+        return merged
 
     # -- over restarts and between replicas ---------------------------------------------------------------------------
-    def state(self) -> MixState:
-        counts = sorted((owner, shape, n) for owner, by in self._counts.items() for shape, n in by.items())
-        return MixState(tuple(counts), self.seen)
+    def state(self, slot: int = 0) -> MixState:
+        held = self._slots[slot]
+        counts = [(owner, shape, n) for owner, by in held.counts.items() for shape, n in by.items()]
+        if len(counts) > CARRIED:
+            counts = sorted(counts, key=lambda item: (-item[2], item[0], item[1]))[:CARRIED]
+        return MixState(tuple(sorted(counts)), held.seen, held.until)
 
-    def restore(self, state: MixState) -> None:
-        """Take over what another process had learned; jobs counted there and not here may then count twice."""
-        self._counts = {}
+    def restore(self, state: MixState, slot: int = 0) -> None:
+        """Take over what was counted elsewhere, in place of what the slot has. Jobs that were created before the newest
+        of those are not counted again."""
+        if self._fixed:
+            return
+        held = self._slots[slot]
+        first = not self.seen
+        self.seen += state.seen - held.seen
+        held.counts = {}
         for owner, shape, count in state.counts:
-            self._counts.setdefault(owner, {})[shape] = count
-        self._total = sum(count for _, _, count in state.counts)
-        self.seen = state.seen
-        self._due = self.seen + max(1, min(self.seen // 2, RENEWED))
-        self.version += 1
+            held.counts.setdefault(owner, {})[shape] = count
+        held.total = sum(count for _, _, count in state.counts)
+        held.seen = state.seen
+        held.until = state.until
+        held.before = state.until or float("-inf")
+        if first or self.seen >= self._due:
+            self._renew()
+
+
+def _caps(merged: Mapping[str, Mapping[Shape, int]]) -> list[tuple[int, int]]:
+    """By which fraction each owner's counts are scaled, so that nobody exceeds its part of what then remains."""
+    totals = [sum(counts.values()) for counts in merged.values()]
+    parts = min(OWNER_PARTS, len(totals))
+    if parts < 2:
+        return [(1, 1)] * len(totals)
+    limit = _limit(totals, parts)
+    return [(min(total, limit), total) if total else (1, 1) for total in totals]
 
 
 def _limit(totals: list[int], parts: int) -> int:
