@@ -132,6 +132,8 @@ class EngineConfig:
     typical: tuple[tuple[Request, int], ...] = ()
     explain: bool = True
     consolidate: bool = False
+    #: Into how many parts the learned mix is divided by job key, so that replicas can each learn some.
+    mix_slots: int = 1
     consolidate_after_s: float = 600.0
     #: Knobs, 0 to 100, of the order between queues (see `fair.shares`). A job that has waited `overdue_s` is the first
     #: of its queue.
@@ -213,6 +215,14 @@ class Engine(Protocol):
     @property
     def shares(self) -> Shares:
         """Where queues stand, by what the ledger says is used."""
+        ...
+
+    def learned(self, slot: int = 0) -> MixState:
+        """One slot of the typical mix, to be kept over a restart or given to another replica."""
+        ...
+
+    def recall(self, state: MixState, slot: int = 0) -> None:
+        """Take over a slot of a mix that was kept, in place of what the slot has."""
         ...
 
     def helps(self, job: PendingJob, now: float = 0.0) -> tuple[str, ...]:

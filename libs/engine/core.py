@@ -178,13 +178,13 @@ class PlacementEngine:
         return said(self.what_if(job, now))
 
     # -- what was learned --------------------------------------------------------------------------------------------
-    def learned(self) -> MixState:
-        """The typical mix, to be kept over a restart or given to another replica."""
-        return self._session.mix.state()
+    def learned(self, slot: int = 0) -> MixState:
+        """One slot of the typical mix, to be kept over a restart or given to another replica."""
+        return self._session.mix.state(slot)
 
-    def recall(self, state: MixState) -> None:
-        """Start from a mix that was kept."""
-        self._session.mix.restore(state)
+    def recall(self, state: MixState, slot: int = 0) -> None:
+        """Take over a slot of a mix that was kept, in place of what the slot has."""
+        self._session.mix.restore(state, slot)
 
     # -- inspection -------------------------------------------------------------------------------------------------
     def free_room(self) -> dict[str, tuple[int, int, int, tuple[tuple[int, int], ...]]]:

@@ -43,7 +43,7 @@ class Session:
         self.running = RunningBook()
         self.book = Book(self.snapshot)
         self.runs = Runs()
-        self.mix = TypicalMix(config.typical)
+        self.mix = TypicalMix(config.typical, config.mix_slots)
         self._draw = Draw(config.seed)
         around = Surroundings(self.snapshot, self.mix, self.charges, self._draw)
         self.policies = chosen(config.weights, around)
