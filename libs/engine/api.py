@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -19,6 +19,9 @@ from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Verdict
 from libs.domain.volumes import Claim
 from libs.engine.fair.shares import Shares
+
+if TYPE_CHECKING:
+    from libs.engine.mix import MixState
 
 
 class PendingJob(msgspec.Struct, frozen=True):
