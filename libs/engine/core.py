@@ -8,6 +8,7 @@ is superfluous; the same facts and jobs give the same decisions, in whatever ord
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
+from math import inf
 
 from libs.domain.jobs import Task
 from libs.domain.nodes import Node
@@ -22,8 +23,8 @@ from libs.engine.filters import CODES
 from libs.engine.mix import MixState
 from libs.engine.reserve import reserve
 from libs.engine.session import Session
-from libs.engine.whatif import WhatIf, said, what_if
 from libs.engine.topology.evicting import act
+from libs.engine.whatif import WhatIf, said, what_if
 
 
 class PlacementEngine:
@@ -146,6 +147,16 @@ class PlacementEngine:
     def reserve(self, job: PendingJob, now: float) -> Reserved | None:
         self._session.begin(now)
         return reserve(self._session, job)
+
+    def longest_left(self, now: float) -> float | None:
+        runs, longest = self._session.runs, 0.0
+        for task in self._session.running.by_uid.values():
+            if task.charge.gpus:
+                high = runs.end_of(task, now).high
+                if high == inf:
+                    return None
+                longest = max(longest, high - now)
+        return longest
 
     def kept(self) -> Mapping[str, frozenset[str]]:
         return {key: frozenset(names) for key, names in self._session.snapshot.earmarks.items() if names}

@@ -6,9 +6,9 @@ capped: a crash loop, or a tenant with very many jobs, moves the mix by no more 
 
 The same jobs in the same order give the same mix in every process.
 
-A mix is kept in **slots**, by a hash of the job's key, and is the sum of them. `state` and `restore` carry one slot over
-a restart or to other replicas: who decides the jobs of a slot counts them, the others take over what it has counted.
-That is safe to repeat and in any order, since a slot is replaced as a whole.
+A mix is kept in **slots**, by a hash of the job's key, and is the sum of them. `state` and `restore` carry one slot
+over a restart or to other replicas: who decides the jobs of a slot counts them, the others take over what it has
+counted. A slot is replaced as a whole, so doing that twice does no harm.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class TypicalMix:
         """With `fixed` (requests and how often they come) the mix is that for ever."""
         self._slots = [_Slot() for _ in range(slots)]
         self._full = COUNT * FADE // slots
-        self._known: dict[str, None] = {}
+        self._known = Recent(REMEMBERED)
         self._due = 1
         self._shapes: dict[Request, Shape] = {}
         self.seen = 0
@@ -123,9 +123,7 @@ class TypicalMix:
         key, known, slots = head.key, self._known, self._slots
         if key in known:
             return
-        known[key] = None
-        if len(known) > REMEMBERED:
-            del known[next(iter(known))]
+        known.add((key,))
         slot = slots[0] if len(slots) == 1 else slots[partition_of(key, len(slots))]
         if head.created <= slot.before:
             return
