@@ -28,10 +28,12 @@ class NodeUse(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class QueueUse(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Used, claimed and earmarked by a queue and everything below it: milli GPUs, milli cores, MiB."""
+    """Used, claimed and earmarked by a queue and everything below it: milli GPUs, milli cores, MiB, and milli GPUs by
+    model, as far as the nodes declare one."""
 
     path: str
     revision: int
     gpu_milli: int = 0
     cpu: int = 0
     mem: int = 0
+    models: dict[str, int] = {}

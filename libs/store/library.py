@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 #: Layout of the keys. Data of a newer layout is refused; data of an older one is rebuilt.
 LAYOUT: Final = 1
 

@@ -125,6 +125,8 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str = ""
     queue: str = ""
     task: str = ""
+    #: Milli GPUs of it that its queue is charged by model.
+    models: dict[str, int] = {}
 
 
 class LedgerState(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from libs.domain.nodes import Node
+from libs.domain.nodes import Gpu, Node
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.queues import Queue
 from libs.domain.usage import NodeUse, QueueUse
@@ -262,6 +262,7 @@ class RedisLedger:
                     n.pods,
                     1 if n.gpus_closed else 0,
                     [(g.index, g.mib) for g in sorted(n.gpus, key=lambda g: g.index)],
+                    _models(n.gpus),
                 )
                 for n in batch
             ]
@@ -299,7 +300,10 @@ class RedisLedger:
         def limit(value: int | None) -> int:
             return -1 if value is None else value
 
-        rows = [(q.path, q.version, limit(q.gpu_milli), limit(q.cpu), limit(q.mem)) for q in queues]
+        rows = [
+            (q.path, q.version, limit(q.gpu_milli), limit(q.cpu), limit(q.mem), *((q.models,) if q.models else ()))
+            for q in queues
+        ]
         for batch in _batches(rows):
             await self._call("queues_seen", self._generation, term, _encode(batch), b"[]")
         for paths in _batches(gone):
@@ -443,6 +447,15 @@ class RedisLedger:
                 yield holder
             if not cursor:
                 return
+
+
+def _models(gpus: Sequence[Gpu]) -> str | list[str]:
+    """One name where all devices are alike, else one per index; an empty name is none."""
+    names = {gpu.model for gpu in gpus}
+    if len(names) < 2:
+        return names.pop() if names else ""
+    by_index = {gpu.index: gpu.model for gpu in gpus}
+    return [by_index.get(index, "") for index in range(max(by_index) + 1)]
 
 
 def _answers(reply: Sequence[bytes]) -> list[Committed]:

@@ -29,7 +29,9 @@ from libs.store.redis import RedisLedger
 
 NODES = ("n1", "n2")
 QUEUES = ("r/a", "r/b")
-LIMIT = 5000
+#: Low enough to be met: the two nodes have 4,000.
+LIMITS = (1500, 2500, 3500)
+MODELS = (("A", "A"), ("B", "B"), ("A", "B"), ("A", ""))
 CPU = 6
 
 charges = st.builds(
@@ -59,19 +61,46 @@ class Books(RuleBasedStateMachine):
         self.bound: dict[str, tuple[str, Charge, str]] = {}  # uid -> node, charge, queue
         self.evictions: dict[str, EvictionPlan] = {}
         self.marked: dict[str, str] = {}  # uid -> eviction plan
+        self.version = 1
+        #: What a queue may hold at the most, by (queue, "" for all GPUs or a model): its limit, or what it held above
+        #: that when the limit was lowered, as far as it still does.
+        self.limits: dict[tuple[str, str], int] = {}
+        self.ceilings: dict[tuple[str, str], int] = {}
         self.run(self.ledger.open())
         self.generation = self.run(self.ledger.begin_rebuild(1)).generation
-        self.run(
-            self.ledger.nodes_seen(
-                [Node(n, "u", "1", "s", cpu=CPU, mem=CPU, pods=5, gpus=(Gpu(0, 8000), Gpu(1, 8000))) for n in NODES], 1
-            )
-        )
-        self.run(self.ledger.queues_seen([Queue(path="r", gpu_milli=LIMIT, version="1")], [], 1))
+        for name, models in zip(NODES, MODELS, strict=False):
+            self.labels(name, models)
+        self.limits_change("r", 2500, {"A": 1500})
+        self.limits_change("r/a", None, {"A": 1000, "B": 500})
         self.run(self.ledger.whole(1))
         self.epoch = self.run(self.ledger.take(0)).epoch
 
     def run(self, awaitable: Any) -> Any:
         return self.loop.run_until_complete(awaitable)
+
+    @rule(name=st.sampled_from(NODES), models=st.sampled_from(MODELS))
+    def labels(self, name: str, models: tuple[str, str]) -> None:
+        """A node tells what its devices are, at first or anew: what is charged already stays charged as it was."""
+        self.version += 1
+        gpus = tuple(Gpu(i, 8000, model) for i, model in enumerate(models))
+        node = Node(name, "u", str(self.version), "s", cpu=CPU, mem=CPU, pods=5, gpus=gpus)
+        self.run(self.ledger.nodes_seen([node], 1))
+
+    @rule(
+        path=st.sampled_from(("r", *QUEUES)),
+        limit=st.none() | st.sampled_from(LIMITS),
+        models=st.dictionaries(st.sampled_from("AB"), st.sampled_from((0, 500, 1000, 1500)), max_size=2),
+    )
+    def limits_change(self, path: str, limit: int | None, models: dict[str, int]) -> None:
+        self.version += 1
+        queue = Queue(path=path, gpu_milli=limit, models=models, version=str(self.version))
+        self.run(self.ledger.queues_seen([queue], [], 1))
+        for what in [what for what in self.limits if what[0] == path]:
+            del self.limits[what]
+        said = {**models, **({} if limit is None else {"": limit})}
+        for model, amount in said.items():
+            self.limits[path, model] = amount
+            self.ceilings.setdefault((path, model), 10**9)
 
     def teardown(self) -> None:
         try:
@@ -243,14 +272,22 @@ class Books(RuleBasedStateMachine):
             for i, (milli, mib) in enumerate(use.gpus):
                 assert milli == gpus[i, "milli"] <= 1000
                 assert mib == gpus[i, "mib"] <= 8000
-        milli: Counter[str] = Counter()
+        milli: Counter[tuple[str, str]] = Counter()
+        leaving: Counter[tuple[str, str]] = Counter()
         for h in holders:
             for path in ancestors(h.queue):
-                milli[path] += h.charge.gpu_milli
-        assert {p: q.gpu_milli for p, q in queues.items() if q.gpu_milli} == {p: m for p, m in milli.items() if m}
+                for model, amount in {"": h.charge.gpu_milli, **h.models}.items():
+                    milli[path, model] += amount
+                    if self.marked.get(h.id) in self.evictions:
+                        leaving[path, model] += amount
+        told = {(p, m): n for p, q in queues.items() for m, n in {"": q.gpu_milli, **q.models}.items()}
+        assert +Counter(told) == +milli
         # Marked victims' shares are credited to who they yield to; nothing else may stand over a limit.
-        leaving = sum(self.bound[u][1].gpu_milli for u in self.marked if u in self.bound)
-        assert milli["r"] <= LIMIT + leaving
+        for (path, model), limit in self.limits.items():
+            held = milli[path, model]
+            ceiling = self.ceilings[path, model]
+            assert held <= max(ceiling, limit) + leaving[path, model], (path, model)
+            self.ceilings[path, model] = max(limit, min(ceiling, held))
 
 
 FEW = settings(

@@ -41,6 +41,7 @@ local function queue(u, path)
     use.gpu_milli = use.gpu_milli or 0
     use.cpu = use.cpu or 0
     use.mem = use.mem or 0
+    if use.gpu_milli == 0 then use.models = nil end
     q.use = use
   end
   return q
@@ -103,6 +104,46 @@ local function charge(u, name, c, sign)
   if sign < 0 then u.freed[name] = true end
 end
 
+-- Which models a charge is of, kept in it as `md` so that it ends as it began whatever the node says by then: one name
+-- where all devices of the node are alike, else one per device. Without it, nothing is known and nothing is counted.
+local function mark_models(n, c)
+  local d = n.spec and n.spec.d
+  local gpus = c.gpus
+  c.md = nil
+  if not d then return end
+  if type(d) == 'string' then
+    if (gpus and #gpus > 0) or (c.blind or 0) > 0 then c.md = d end
+  elseif gpus and #gpus > 0 then
+    local md = {}
+    for i, g in ipairs(gpus) do md[i] = d[g[1] + 1] or '' end
+    c.md = md
+  end
+end
+
+-- Adds what a charge takes of each model to `sums`.
+local function add_models(sums, c, milli, sign)
+  local md = c.md
+  if type(md) == 'string' then
+    sums[md] = (sums[md] or 0) + sign * milli
+    return
+  end
+  for i, model in ipairs(md) do
+    if model ~= '' then sums[model] = (sums[model] or 0) + sign * c.gpus[i][2] end
+  end
+end
+
+-- A release that knows of no models may have ended what this one began: what is left over is no more than all GPUs that
+-- the queue uses, so it is gone at the latest when they are.
+local function charge_models(use, c, milli, sign)
+  local sums = use.models or {}
+  add_models(sums, c, milli, sign)
+  for model, left in pairs(sums) do
+    if left > use.gpu_milli then left = use.gpu_milli end
+    sums[model] = left > 0 and left or nil
+  end
+  use.models = next(sums) and sums or nil
+end
+
 local function charge_queue(u, path, c, sign)
   if not path or path == '' then return end
   local milli = milli_of(c)
@@ -111,6 +152,7 @@ local function charge_queue(u, path, c, sign)
     q.use.gpu_milli = q.use.gpu_milli + sign * milli
     q.use.cpu = q.use.cpu + sign * (c.cpu or 0)
     q.use.mem = q.use.mem + sign * (c.mem or 0)
+    if c.md then charge_models(q.use, c, milli, sign) end
     q.dirty = true
   end
 end
@@ -167,17 +209,49 @@ local function overfilled(n, c)
   return nil
 end
 
--- The first queue, from the leaf up, whose limit would be exceeded. `credit(path)` is room that leaves with victims.
-local function quota(u, path, milli, cpu, mem, credit)
+-- Whether a limit of one model would be exceeded.
+local function short_of_model(use, charges, back)
+  local wanted = {}
+  for _, c in ipairs(charges) do
+    if c.md then add_models(wanted, c, milli_of(c), 1) end
+  end
+  for model, milli in pairs(wanted) do
+    local limit = use.lx[model]
+    if limit and milli > 0 and (use.models and use.models[model] or 0) + milli - (back[model] or 0) > limit then
+      return true
+    end
+  end
+  return false
+end
+
+-- The first queue, from the leaf up, whose limit would be exceeded by `charges`, which sum to milli, cpu, mem.
+-- `credit(path, back)` is room that leaves with victims; it fills `back` with what that is by model.
+local function quota(u, path, charges, milli, cpu, mem, credit)
   for _, a in ipairs(ancestors(path)) do
     local use = queue(u, a).use
     local cg, cc, cm = 0, 0, 0
-    if credit then cg, cc, cm = credit(a) end
+    local back = use.lx and {}
+    if credit then cg, cc, cm = credit(a, back) end
     if milli > 0 and use.lg and use.gpu_milli + milli - cg > use.lg then return a end
     if cpu > 0 and use.lc and use.cpu + cpu - cc > use.lc then return a end
     if mem > 0 and use.lm and use.mem + mem - cm > use.lm then return a end
+    if back and milli > 0 and short_of_model(use, charges, back) then return a end
   end
   return nil
+end
+
+-- Whether a queue or one above it stands over a limit.
+local function over_limit(u, path)
+  for _, a in ipairs(ancestors(path)) do
+    local use = queue(u, a).use
+    if (use.lg and use.gpu_milli > use.lg) or (use.lc and use.cpu > use.lc) or (use.lm and use.mem > use.lm) then
+      return true
+    end
+    for model, limit in pairs(use.lx or {}) do
+      if (use.models and use.models[model] or 0) > limit then return true end
+    end
+  end
+  return false
 end
 
 -- Earmarks of a node, oldest first.
@@ -253,6 +327,12 @@ local function lacking(e)
     if g[2] > h[2] or g[3] > h[3] then
       r.gpus = r.gpus or {}
       r.gpus[#r.gpus + 1] = {g[1], g[2] - h[2], g[3] - h[3]}
+      if type(T.md) == 'table' then
+        r.md = r.md or {}
+        r.md[#r.gpus] = T.md[i]
+      else
+        r.md = T.md
+      end
       any = true
     end
   end

@@ -150,11 +150,12 @@ local function try(u, plan, a, tombs)
     charge(u, a.node, own.e.H, -1)
     charge_queue(u, own.e.q, own.e.T, -1)
   end
+  mark_models(n, c)
   local why = short(n, c)
   if why == 'capacity' and n.use.em and others_earmarked(u, n, c) then why = 'earmarked' end
   local at
   if not why then
-    at = quota(u, plan.queue, milli_of(c), c.cpu or 0, c.mem or 0)
+    at = quota(u, plan.queue, {c}, milli_of(c), c.cpu or 0, c.mem or 0)
     if at then why = 'quota' end
   end
   if why then

@@ -84,13 +84,14 @@ end
 
 -- How much of the plan's victims stands under a queue: leaves with them, so it may be counted as free by their plan.
 local function credit_of(victims)
-  return function(path)
+  return function(path, back)
     local g, c, m = 0, 0, 0
     for _, t in ipairs(victims) do
       if t.q == path or string.sub(t.q or '', 1, #path + 1) == path .. '/' then
         g = g + milli_of(t.c)
         c = c + (t.c.cpu or 0)
         m = m + (t.c.mem or 0)
+        if back and t.c.md then add_models(back, t.c, milli_of(t.c), 1) end
       end
     end
     return g, c, m
@@ -172,8 +173,8 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
       if t.q and t.q ~= '' then prefetch(u, {}, {[t.q] = true}) end
     end
   end
-  local milli, cpu, mem = 0, 0, 0
-  for _, a in ipairs(plan.assignments) do
+  local milli, cpu, mem, charges = 0, 0, 0, {}
+  for i, a in ipairs(plan.assignments) do
     local n = node(u, a.node)
     if tombs[a.task] then
       refused[a.claim] = 'tombstone'
@@ -184,6 +185,8 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
     elseif n.spec.s ~= a.node_spec then
       refused[a.claim] = 'node-changed'
     end
+    mark_models(n, a.charge)
+    charges[i] = a.charge
     milli = milli + milli_of(a.charge)
     cpu = cpu + (a.charge.cpu or 0)
     mem = mem + (a.charge.mem or 0)
@@ -221,7 +224,7 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
   for _, a in ipairs(tried) do charge(u, a.node, a.charge, -1) end
   for _, t in ipairs(victims) do charge(u, t.n, t.c, 1) end
   if not gather and not next(refused) then
-    local at = quota(u, plan.queue, milli, cpu, mem, credit_of(victims))
+    local at = quota(u, plan.queue, charges, milli, cpu, mem, credit_of(victims))
     if at then
       res.queue = at
       for _, a in ipairs(plan.assignments) do refused[a.claim] = 'quota' end
@@ -301,7 +304,8 @@ local function begin_evict(keys, args)
   return next(refused) and enc(refused) or '{}'
 end
 
--- unmark: ARGV generation, plan, [uid...]. Earmarks that still lack room on a node of such a victim relied on it.
+-- unmark: ARGV generation, plan, [uid...]. Earmarks that still lack room on a node of such a victim relied on it, and
+-- so may those of a queue that is over its limit: that the victim's part of it leaves was counted on.
 local function unmark(keys, args)
   local u = start(keys)
   local err = ready(u, args[1])
@@ -328,7 +332,7 @@ local function unmark(keys, args)
   for i, e in ipairs(v.ears or {}) do ears[i] = e end
   for _, ear in ipairs(ears) do
     local e = work(u, 'e:' .. ear)
-    if e and nodes[e.n] and lacking(e) then end_earmark(u, ear, e) end
+    if e and ((nodes[e.n] and lacking(e)) or (next(off) and over_limit(u, e.q))) then end_earmark(u, ear, e) end
   end
   flush(u)
   return 1

@@ -64,7 +64,17 @@ local function mark(keys)
   return call('HINCRBY', keys[1] .. ':meta', 'seq', 1)
 end
 
--- nodes_seen: ARGV generation, term, [[name, uid, version, spec, cpu, mem, pods, closed, [[index, mib]...]]...]
+-- Models of a node's devices as told: one name, or one per index; nil where none is known.
+local function same_models(a, b)
+  if type(a) ~= 'table' or type(b) ~= 'table' then return a == b end
+  if #a ~= #b then return false end
+  for i, model in ipairs(a) do
+    if model ~= b[i] then return false end
+  end
+  return true
+end
+
+-- nodes_seen: ARGV generation, term, [[name, uid, version, spec, cpu, mem, pods, closed, [[index, mib]...], models]...]
 local function nodes_seen(keys, args)
   local u = start(keys)
   local err = watcher(u, args[1], args[2])
@@ -90,9 +100,12 @@ local function nodes_seen(keys, args)
         for i = #g + 1, d[1] do g[i] = -1 end
         g[d[1] + 1] = d[2]
       end
-      local new = {v = x[3], u = x[2], s = x[4], c = x[5], m = x[6], p = x[7], x = x[8] == 1 or nil, g = g, t = u.term}
+      local d = x[10]
+      if d == '' then d = nil end
+      local new = {v = x[3], u = x[2], s = x[4], c = x[5], m = x[6], p = x[7], x = x[8] == 1 or nil, g = g, t = u.term,
+        d = d}
       if not s or s.gone or s.v ~= new.v or s.s ~= new.s or s.c ~= new.c or s.m ~= new.m or s.p ~= new.p
-        or s.x ~= new.x or #s.g ~= #g then
+        or s.x ~= new.x or #s.g ~= #g or not same_models(s.d, d) then
         n.spec = new
         n.respec = true
         n.dirty = true
@@ -190,14 +203,18 @@ local function tasks_seen(keys, args)
           local same = c.n == x.node and c.q == x.queue and (c.c.cpu or 0) == (x.charge.cpu or 0)
             and (c.c.mem or 0) == (x.charge.mem or 0) and (c.c.blind or 0) == (x.charge.blind or 0)
             and same_gpus(c.c.gpus, x.charge.gpus)
-          if not same then
+          if same then
+            x.charge.md = c.c.md
+          else
             charge(u, c.n, c.c, -1)
             charge_queue(u, c.q, c.c, -1)
+            mark_models(node(u, x.node), x.charge)
             charge(u, x.node, x.charge, 1)
             charge_queue(u, x.queue, x.charge, 1)
           end
           bind_claim(u, id, c, uid, rec)
         else
+          mark_models(node(u, x.node), x.charge)
           charge(u, x.node, x.charge, 1)
           charge_queue(u, x.queue, x.charge, 1)
           put_task(u, uid, rec)
@@ -297,7 +314,8 @@ local function sweep_free(keys, args)
   return end_tasks(u, dec(args[5]), tonumber(args[3]), function(t) return t.s <= limit end)
 end
 
--- queues_seen: ARGV generation, term, [[path, version, gpu, cpu, mem]...] (-1: no limit), [gone path...]
+-- queues_seen: ARGV generation, term, [[path, version, gpu, cpu, mem, {model: milli}]...] (-1, absent: no limit),
+-- [gone path...]
 local function queues_seen(keys, args)
   local u = start(keys)
   local err = watcher(u, args[1], args[2])
@@ -313,7 +331,7 @@ local function queues_seen(keys, args)
     if not (use.known and newer(use.ver, x[2])) then
       use.known = 1
       use.ver = x[2]
-      use.lg, use.lc, use.lm = limit(x[3]), limit(x[4]), limit(x[5])
+      use.lg, use.lc, use.lm, use.lx = limit(x[3]), limit(x[4]), limit(x[5]), x[6]
       q.dirty = true
     end
   end
@@ -321,7 +339,7 @@ local function queues_seen(keys, args)
     local q = queue(u, path)
     local use = q.use
     if use.known then
-      use.known, use.ver, use.lg, use.lc, use.lm = nil, nil, nil, nil, nil
+      use.known, use.ver, use.lg, use.lc, use.lm, use.lx = nil, nil, nil, nil, nil, nil
       q.dirty = true
     end
   end

@@ -16,7 +16,13 @@ local function position(keys)
 end
 
 local function holder(id, state, node_, c, o, task_)
-  return enc({id = id, state = state, node = node_, charge = next(c) and c or {cpu = 0}, job = o.j, queue = o.q, task = task_})
+  local models
+  if c.md then
+    models = {}
+    add_models(models, c, milli_of(c), 1)
+  end
+  return enc({id = id, state = state, node = node_, charge = next(c) and c or {cpu = 0}, job = o.j, queue = o.q,
+    task = task_, models = models})
 end
 
 -- holders: ARGV kind ('c' claims, 'e' earmarks, 't' tasks), cursor, count -> {cursor, '[holder...]'}
@@ -36,6 +42,7 @@ local function holders(keys, args)
     elseif kind == 'c' then
       out[#out + 1] = holder(string.sub(id, 3), o.s == 'w' and 'writing' or 'planned', o.n, o.c, o, o.t)
     else
+      o.H.md = o.T.md
       out[#out + 1] = holder(string.sub(id, 3), 'earmark', o.n, o.H, o, o.t)
       -- Reserved in the queue, not yet free on the node: no node is charged for it.
       local r = lacking(o)

@@ -358,3 +358,51 @@ async def test_fresh_redis_is_not_whole_and_takes_nothing() -> None:
     with pytest.raises(StaleGeneration):
         await ledger.take(0)
     await ledger.close()
+
+
+def modelled(*models: str, version: str) -> Node:
+    return msgspec.structs.replace(
+        node(version=version), gpus=tuple(Gpu(i, 8000, model) for i, model in enumerate(models))
+    )
+
+
+async def test_a_limit_of_one_model_is_held_in_the_commit_and_lets_other_models_pass(scene: Scene) -> None:
+    await scene.ledger.nodes_seen([modelled("A100", "H100", version="11")], TERM)
+    await scene.ledger.queues_seen([Queue(path="org", models={"H100": 500}, version="1")], [], TERM)
+    h100 = scene.plan("h", ("t1", 1), queue="org/team")
+    a100 = scene.plan("a", ("t2", 0), queue="org/team")
+    refused, taken = await scene.ledger.commit([h100, a100])
+    assert refused.refused == {"h.0": Refusal.QUOTA}
+    assert refused.queue == "org"
+    assert taken.taken == ("a.0",)
+    queues = (await scene.use())[1]
+    assert queues["org"].models == queues["org/team"].models == {"A100": 1000}
+
+    await scene.ledger.queues_seen([Queue(path="org", models={"H100": 1000}, version="2")], [], TERM)
+    (answer,) = await scene.ledger.commit([msgspec.structs.replace(h100, id="h2")])
+    assert answer.taken == ("h.0",)
+
+
+async def test_a_node_that_is_named_anew_leaves_nothing_behind_in_the_books(scene: Scene) -> None:
+    await scene.ledger.nodes_seen([modelled("A100", "A100", version="11")], TERM)
+    await scene.running("t1", 0)
+    await scene.ledger.nodes_seen([modelled("H100", "H100", version="12")], TERM)
+    await scene.running("t2", 1)
+    assert (await scene.use())[1]["q"].models == {"A100": 1000, "H100": 1000}
+    await scene.ledger.tasks_gone(["t1"], TERM)
+    assert (await scene.use())[1]["q"].models == {"H100": 1000}
+
+
+async def test_an_earmark_that_relied_on_a_victims_part_of_the_limit_ends_with_the_mark(scene: Scene) -> None:
+    """The victim's device has room beside it, so the earmark lacks nothing when the eviction is finally refused; only
+    the victim's part of the queue's limit was to come free, and now does not."""
+    half = Charge(cpu=100, mem=10, gpus=(GpuGrant(0, 500, 4000),))
+    await scene.ledger.queues_seen([Queue(path="q", gpu_milli=500, version="1")], [], TERM)
+    await scene.ledger.tasks_seen([TaskSeen("low", "5", "n1", half, queue="q")], TERM)
+    plan = scene.eviction("e", "low", "t1", 0)
+    plan = msgspec.structs.replace(plan, assignments=(msgspec.structs.replace(plan.assignments[0], charge=half),))
+    (answer,) = await scene.ledger.commit_evictions([plan])
+    assert answer.taken == ("e.0",)
+    assert (await scene.use())[1]["q"].gpu_milli == 1000
+    await scene.ledger.unmark("e", ["low"], scene.generation)
+    assert (await scene.use())[1]["q"].gpu_milli == 500
