@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -41,6 +41,8 @@ class HonestKubelets:
         self.pods: dict[str, PodView] = {}
         self.refusals: list[tuple[str, Refused]] = []
         self.journal: dict[str, list[tuple[float, str]]] = {}
+        #: Called with the last version of a pod that is no more.
+        self.on_gone: Callable[[PodView], None] = lambda _pod: None
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -92,6 +94,7 @@ class HonestKubelets:
         self._admission.release(uid)
         if pod is not None:
             self._write_down(pod, "is gone")
+            self.on_gone(pod)
 
     def _note(self, pod: PodView) -> None:
         """Before `pods` has this version: what is new about it goes into the journal."""

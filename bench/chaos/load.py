@@ -1,7 +1,8 @@
 """Work that streams in while things break: single pods, gangs, job events, cancels, deletions, node changes.
 
 Whoever submits does what a careful user does: tries again until the API server or the broker has said yes, with the
-same name or id each time. What was accepted must not be lost.
+same name or id each time. What was accepted must not be lost: a pod that had to leave before its end is made anew under
+its name, as the controller that owns it would.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import json
 import random
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 from aiokafka import AIOKafkaProducer
@@ -21,6 +22,7 @@ from libs.contracts import topics
 from libs.contracts.events import EventType
 from libs.domain import keys
 from libs.kube import trainingjobs, writes
+from libs.kube.pods import PodView
 from libs.kube.port import Answer, Kube
 from tools.load import pod_object
 
@@ -45,7 +47,11 @@ class Stream:
         self._nodes = nodes
         self._rng = rng
         self._number = 0
+        self.made_anew = 0
         self._gangs: dict[str, list[str]] = {}
+        self._bodies: dict[str, bytes] = {}
+        self._owner = asyncio.Lock()
+        self._evicted: set[str] = set()
         self.told = Told()
 
     async def run(self, name: str, seconds: float) -> None:
@@ -87,7 +93,8 @@ class Stream:
         names = [f"{name}-{n}" for n in range(size)]
         for each in names:
             pod = pod_object(each, gpus=gpus, annotations=notes, labels=labels, namespace=NAMESPACE)
-            await self._surely("POST", writes.pods_path(NAMESPACE), json.dumps(pod).encode())
+            body = self._bodies[each] = json.dumps(pod).encode()
+            await self._surely("POST", writes.pods_path(NAMESPACE), body)
             self.told.pods.add(each)
         # Only now may it be deleted: a gang that was deleted while it was being made would wait for the rest for ever.
         self._gangs[name] = names
@@ -113,8 +120,12 @@ class Stream:
     async def _delete(self) -> None:
         """A single pod, or a gang as a whole: a gang that lost one member for ever waits for ever, by design."""
         if self._gangs:
-            for pod in self._gangs.pop(self._rng.choice(sorted(self._gangs))):
-                await self._surely("DELETE", writes.pods_path(NAMESPACE, pod), b"{}")
+            pods = self._gangs.pop(self._rng.choice(sorted(self._gangs)))
+            async with self._owner:
+                for pod in pods:
+                    self._bodies.pop(pod, None)
+                for pod in pods:
+                    await self._surely("DELETE", writes.pods_path(NAMESPACE, pod), b"{}")
 
     async def _cordon(self) -> None:
         node = self._rng.choice(self._nodes)
@@ -129,10 +140,34 @@ class Stream:
         for node in sorted(self.told.cordoned):
             await self.set_cordon(node, False)
 
+    def left(self, pod: PodView) -> None:
+        """A pod is gone: whether it is made anew depends on who wanted it gone."""
+        if pod.name in self._bodies and not pod.ended:
+            self._evicted.add(pod.name)
+
+    async def own(self) -> NoReturn:
+        """For ever: what had to leave is made anew."""
+        while True:
+            for name in sorted(self._evicted):
+                async with self._owner:
+                    if (body := self._bodies.get(name)) is not None:
+                        await self._surely("POST", writes.pods_path(NAMESPACE), body)
+                        self.made_anew += 1
+                    self._evicted.discard(name)
+            await asyncio.sleep(0.1)
+
+    @property
+    def owes(self) -> bool:
+        """Whether something is to be made anew at this moment."""
+        return bool(self._evicted)
+
     async def remove_all(self) -> None:
         """Every job and pod, as a user would delete them."""
-        await self._surely("DELETE", trainingjobs.path(NAMESPACE), b"{}")
-        await self._surely("DELETE", writes.pods_path(NAMESPACE), b"{}")
+        async with self._owner:
+            self._bodies.clear()
+            self._evicted.clear()
+            await self._surely("DELETE", trainingjobs.path(NAMESPACE), b"{}")
+            await self._surely("DELETE", writes.pods_path(NAMESPACE), b"{}")
         self._gangs.clear()
         self.told = Told()
 

@@ -2,8 +2,8 @@
 
 Watched all the time: no device promised twice, by pods or by the ledger, no pod refused by a kubelet. At the end of
 each round, within a minute after the last part is back: `drystone check` is clean, everything that can run has run, no
-accepted job is lost; and with all jobs and pods deleted the ledger holds nothing. A round that fails prints its seed,
-what was broken, and the story of the jobs it speaks of.
+accepted job is lost, no service has ended by itself; and with all jobs and pods deleted the ledger holds nothing. A
+round that fails prints its seed, what was broken, and the story of the jobs it speaks of.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from libs.kube.identity import from_kubeconfig
 from libs.kube.writes import list_all
 from libs.store.port import LedgerUnavailable, StaleGeneration
 from libs.store.redis import RedisLedger
-from tools.fleet import Fleet
+from tools.fleet import Fleet, tail
 from tools.load import Load
 from tools.stack import Stack
 
@@ -183,6 +183,26 @@ async def _round(
     twice: set[Problem],
 ) -> Round:
     rng = random.Random(seed)
+    kubelets.on_gone = stream.left
+    owner = asyncio.create_task(stream.own(), name="owner")
+    try:
+        return await _broken_and_healed(ground, load, stream, kubelets, seed, names, twice, rng)
+    finally:
+        kubelets.on_gone = lambda _: None
+        owner.cancel()
+        await asyncio.gather(owner, return_exceptions=True)
+
+
+async def _broken_and_healed(
+    ground: Ground,
+    load: Load,
+    stream: Stream,
+    kubelets: HonestKubelets,
+    seed: int,
+    names: list[str],
+    twice: set[Problem],
+    rng: random.Random,
+) -> Round:
     work = asyncio.create_task(stream.run(f"s{seed}", WORK_S), name="work")
 
     async def breaks(name: str) -> None:
@@ -202,6 +222,7 @@ async def _round(
     ledger = RedisLedger(ground.info.redis_url)
     try:
         await ledger.open()
+        problems += await _replaced(ground)
         problems += await _until(lambda: _not_ready(ground.fleet), max(0.0, HEALED_S - settled))
         problems += await _broken_laws(load, ledger, kubelets)
         accepted = len(stream.told.pods) + len(stream.told.jobs)
@@ -270,8 +291,8 @@ async def _unfinished(load: Load, stream: Stream, kubelets: HonestKubelets) -> l
         for pod in kubelets.pods.values()
         if not pod.ended and pod.namespace == NAMESPACE
     ]
-    if left:
-        return left
+    if left or stream.owes:
+        return left or [Problem("not done: an evicted pod is to be made anew")]
     listed = await list_all(load.kube, trainingjobs.path(NAMESPACE))
     objects = {view.name: view for view in map(trainingjobs.parse, listed.items)}
     for id_ in sorted(stream.told.jobs):
@@ -284,6 +305,16 @@ async def _unfinished(load: Load, stream: Stream, kubelets: HonestKubelets) -> l
         elif view is not None and view.status.phase is Phase.FAILED:
             left.append(Problem(f"lost: job {id_} failed, and none of its programs did: {view.status}", key))
     return left
+
+
+async def _replaced(ground: Ground) -> list[Problem]:
+    """Services that ended though nobody ended them; each is followed by another, as on a cluster."""
+    ended = [m for m in ground.fleet.members if m.process.poll() is not None]
+    for member in ended:
+        ground.fleet.members.remove(member)
+        if member.service in SERVICES:
+            await ground.spawn(member.service)
+    return [Problem(f"{m.name} ended by itself with {m.process.returncode}: {tail(m.log, 1)[-2000:]}") for m in ended]
 
 
 async def _not_ready(fleet: Fleet) -> list[Problem]:
