@@ -87,6 +87,31 @@ def fuzz(events: int, seed: int, rate: float, as_json: bool) -> int:
     return 1 if result["broken"] else 0
 
 
+def conflicts(
+    nodes: int,
+    pods: int,
+    seconds: float,
+    rate: float,
+    candidates: list[int],
+    fills: list[float],
+    replicas: list[int],
+    runs: int,
+    as_json: bool,
+) -> int:
+    from bench.conflicts import run
+
+    return _print(asyncio.run(run(nodes, pods, seconds, rate, candidates, fills, replicas, runs, report=note)), as_json)
+
+
+def reclaim(nodes: int, size: int, singles: int, gangs: int, keep: Path | None, as_json: bool) -> int:
+    from bench.reclaim import run
+
+    _end_children_too()
+    result = asyncio.run(run(nodes, size, singles, gangs, report=note, directory=keep))
+    _print(result, as_json)
+    return 0 if result["within"] else 1
+
+
 def _print(result: dict[str, Any], as_json: bool) -> int:
     if as_json:
         show(result)
