@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from libs.domain.jobs import JobHead, Phase, Task, Wishes
+from libs.domain.line import Turn
 from libs.domain.nodes import Node
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.queues import Queue, QueueHistory
@@ -272,6 +273,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     verdict: Verdict | None = None
     cause: str = ""
+    #: Where it stands in line, while it waits.
+    turn: Turn | None = None
 
 
 class EventType:

@@ -211,6 +211,11 @@ class Engine(Protocol):
         """Where a job that fits nowhere can start soonest with nobody evicted; None where nothing would help."""
         ...
 
+    def longest_left(self, now: float) -> float | None:
+        """The most seconds that any running task has left, where declared or earlier run times tell of all; else
+        None."""
+        ...
+
     def kept(self) -> Mapping[str, frozenset[str]]:
         """Job key -> nodes on which room is kept for it."""
         ...

@@ -14,6 +14,7 @@ import msgspec
 
 from libs.contracts.events import JobStatus, Landed
 from libs.domain.jobs import Phase, Task
+from libs.domain.line import Turn
 from libs.domain.nodes import Gpu, Node, newer
 from libs.domain.plans import Assignment, EvictionPlan, Plan
 from libs.domain.verdicts import FITS, Kind, Reason, Verdict, Wake
@@ -241,7 +242,15 @@ def noted(verdict: Verdict, note: str) -> Verdict:
     return msgspec.structs.replace(verdict, message=f"{words(verdict)} ({note})") if note else verdict
 
 
-def told(job: Job, phase: Phase, *, reason: str = "", message: str = "", verdict: Verdict | None = None) -> JobStatus:
+def told(
+    job: Job,
+    phase: Phase,
+    *,
+    reason: str = "",
+    message: str = "",
+    verdict: Verdict | None = None,
+    turn: Turn | None = None,
+) -> JobStatus:
     head = job.head
     return JobStatus(
         id=head.external_id or head.key,
@@ -256,6 +265,7 @@ def told(job: Job, phase: Phase, *, reason: str = "", message: str = "", verdict
         attempt=head.attempt,
         verdict=verdict,
         cause=job.cause,
+        turn=turn,
     )
 
 

@@ -43,6 +43,7 @@ class Evicting:
     plan: str
     victims: dict[str, str]
     since: float
+    rule: str = ""
 
 
 @dataclass(slots=True)

@@ -174,7 +174,7 @@ class State:
         victims = {v.uid: v.node for v in plan.victims if v.uid in self.view.pods}
         job.earmarks.update(a.claim for a in plan.assignments)
         before = job.evicting.victims if job.evicting is not None else {}
-        job.evicting = Evicting(plan.id, {**before, **victims}, now)
+        job.evicting = Evicting(plan.id, {**before, **victims}, now, plan.rule)
         for uid, node in victims.items():
             self.victims[uid] = job.head.key
             self.awaited.setdefault(node, set()).add(job.head.key)

@@ -17,6 +17,7 @@ import structlog
 
 from libs.contracts.events import JobStatus
 from libs.domain.jobs import Phase
+from libs.domain.line import Turn
 from libs.domain.verdicts import Kind, Verdict
 from libs.kube import writes
 from libs.kube.outcomes import Outcome, classify, why
@@ -27,6 +28,7 @@ from libs.runtime.merge import MergeQueue
 from services.placement import measures
 from services.placement.decide import reason_word, told, words
 from services.placement.emit import Emitter
+from services.placement.explain import Explainer, sentence
 from services.placement.jobs import Job
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
@@ -74,6 +76,7 @@ class Teller:
         self._started: dict[str, Job] = {}
         self._writes: MergeQueue[str, PodWords | ObjectWords] = MergeQueue(limit=50_000, merge=_newer)
         self._next_slot = 0.0
+        self._explainer = Explainer(state, settings)
         self.waiting_object: Callable[[Job, str, str], None] = lambda _job, _reason, _message: None
 
     # -- what happened ------------------------------------------------------------------------------------------------
@@ -160,18 +163,26 @@ class Teller:
             self._events = []
 
     def _tell(self, job: Job, verdict: Verdict, now: float) -> None:
-        reason, message = reason_word(verdict), words(verdict)
+        reason, message = reason_word(verdict), self._said(job, verdict)
         if not self._worth(job.told, reason, message, now - job.told_at):
             return
         job.told, job.told_at = f"{reason}\n{message}", now
-        position = self._state.waiting.ahead(job)
-        if position and verdict.kind is Kind.NOT_NOW:
-            message = f"{message}; {position} alike job{'s' if position > 1 else ''} before it"
-        phase = Phase.PENDING
-        self._events.append(told(job, phase, reason=reason, message=message, verdict=verdict))
+        self._events.append(
+            told(job, Phase.PENDING, reason=reason, message=message, verdict=verdict, turn=self._turn(job, verdict))
+        )
+
+    def _turn(self, job: Job, verdict: Verdict) -> Turn | None:
+        if verdict.kind is not Kind.NOT_NOW:
+            return None
+        return self._explainer.turn_of(job, self._clock.monotonic(), self._clock.wall())
+
+    def _said(self, job: Job, verdict: Verdict) -> str:
+        """The verdict, and where the job stands in line."""
+        turn = self._turn(job, verdict)
+        return words(verdict) if turn is None else f"{words(verdict)}. {sentence(turn)}"[:1500]
 
     def _condition(self, job: Job, verdict: Verdict, now: float) -> None:
-        reason, message = reason_word(verdict), words(verdict)
+        reason, message = reason_word(verdict), self._said(job, verdict)
         urgent = verdict.kind is Kind.NEVER
         if job.head.uid:
             known = job.conditions.get("", "")

@@ -63,9 +63,9 @@ class Order:
     by_tenant = False
 
     # -- who goes next ----------------------------------------------------------------------------------------------
-    def front(self, item: Item, now: float) -> int:  # noqa: ARG002
+    def front(self, item: Item, now: float) -> float:  # noqa: ARG002
         """Comes before the rank, and may change with every start and end."""
-        return 0
+        return 0.0
 
     def rank(self, item: Item, now: float) -> Rank:  # noqa: ARG002
         """Place in the line of an item that waits; holds until `turns`, or until `moved` tells otherwise."""

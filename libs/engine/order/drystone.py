@@ -14,6 +14,8 @@ Run times are never known. Four rules, each with a bound that holds on any workl
   worst for the mean: overdue jobs then have at most `reserve` / demand of the cluster, demand counted in clusters, and
   those with most service lose their place first.
 - **Deserved shares.** A queue below its share goes first, and takes room back from those above theirs at any level.
+  Queues above stand behind each other as the services order them (`fair.shares`), as finely as `fairness` says.
+  A job that was evicted `most_evictions` times within `protection`, for whatever reason, yields to no share.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from bisect import bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from libs.domain.queues import Queue, Quota
+from libs.domain.resources import WHOLE
+from libs.engine.fair.shares import WITHIN, Shares
 from libs.engine.order.base import NEVER, Item, Order, Rank
 
 HOUR = 3600.0
@@ -34,7 +39,7 @@ LOOKED_AT = 64
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Seconds, and shares. `base`: GPU seconds up to which a job counts as new. `checkpoint`: run between two
-    checkpoints, as jobs declare it; a run shorter than that is not evicted."""
+    checkpoints, as jobs declare it; a run shorter than that is not evicted. `fairness`: 0 to 100, see `fair.shares`."""
 
     base: float = 16 * HOUR
     factor: float = 4.0
@@ -45,6 +50,9 @@ class Parameters:
     checkpoint: float = 1800.0
     overdue: float = 1.5 * DAY
     reserve: float = 2.0
+    most_evictions: int = 3
+    protection: float = DAY
+    fairness: int = 0
 
 
 class Drystone(Order):
@@ -58,7 +66,13 @@ class Drystone(Order):
         self.gpus = gpus
         self.parameters = parameters or Parameters()
         self.deserved = dict(deserved or {})
-        self.by_tenant = bool(self.deserved)
+        self.by_tenant = bool(self.deserved) or self.parameters.fairness > 0
+        self.shares = Shares(self._milli_used, fairness=self.parameters.fairness)
+        self.shares.total_seen((round(gpus * WHOLE), 0, 0))
+        for tenant, share in self.deserved.items():
+            self.shares.queue_seen(Queue(tenant, deserved=Quota(gpu_milli=round(share * WHOLE))))
+        #: When each item was evicted of late.
+        self._yielded: dict[int, list[float]] = {}
         self._begins = [self.parameters.base * self.parameters.factor**k for k in range(STEPS)]
         self._used: dict[str, float] = {}
         self._demand = 0.0
@@ -74,10 +88,13 @@ class Drystone(Order):
         return bisect_right(self._begins, item.service(now) * item.gpus)
 
     # -- who goes next ----------------------------------------------------------------------------------------------
-    def front(self, item: Item, now: float) -> int:  # noqa: ARG002
-        if self._entitled(item):
-            return 0
-        return 1 if item.key in self._overdue else 2
+    def front(self, item: Item, now: float) -> float:  # noqa: ARG002
+        if not self.by_tenant:
+            return 1.0 if item.key in self._overdue else 2.0
+        standing = self.shares.standing(item.tenant, (round(item.gpus * WHOLE), 0, 0))
+        if standing.tier == WITHIN:
+            return 0.0
+        return 1.0 if item.key in self._overdue else 1.0 + standing.tier + standing.band
 
     def rank(self, item: Item, now: float) -> Rank:
         key = item.key
@@ -96,6 +113,9 @@ class Drystone(Order):
     def moved(self) -> list[int]:
         moved, self._moved = self._moved, []
         return moved
+
+    def _milli_used(self, tenant: str) -> tuple[int, int, int]:
+        return round(self._used.get(tenant, 0.0) * WHOLE), 0, 0
 
     def _entitled(self, item: Item) -> bool:
         share = self.deserved.get(item.tenant)
@@ -154,15 +174,25 @@ class Drystone(Order):
     def offers(self, victim: Item, now: float) -> bool:
         return now - victim.begins >= self.parameters.checkpoint
 
+    def _protected_until(self, victim: Item, now: float) -> float:
+        times = self._yielded.get(victim.key, ())
+        most = self.parameters.most_evictions
+        if len(times) < most:
+            return now
+        return times[-most] + self.parameters.protection if most else NEVER
+
     def yields(self, victim: Item, to: Item, now: float) -> bool:
         fresh = (now - victim.begins) % self.parameters.checkpoint <= self.parameters.window
-        if self._entitled(to) and self._above(victim):
+        if self._reclaims(to, victim) and self._protected_until(victim, now) <= now:
             return fresh or now - to.since >= self.parameters.patience
         if victim.key in self._overdue or victim.priority > to.priority:
             return False
         if to.key in self._overdue:
             return fresh or now - to.since >= self.parameters.checkpoint
         return fresh and (victim.priority < to.priority or self.level(victim, now) > self.level(to, now) + 1)
+
+    def _reclaims(self, to: Item, victim: Item) -> bool:
+        return self._entitled(to) and self._above(victim)
 
     def _above(self, victim: Item) -> bool:
         return self._used.get(victim.tenant, 0.0) > self.deserved.get(victim.tenant, 0.0)
@@ -177,8 +207,8 @@ class Drystone(Order):
         if run < every:
             return victim.begins + every
         saves = victim.begins + (run // every + 1) * every
-        if self._entitled(to) and self._above(victim):
-            return saves
+        if self._reclaims(to, victim):
+            return max(saves, self._protected_until(victim, now))
         if victim.key in self._overdue or victim.priority > to.priority:
             return NEVER
         level = self.level(to, now) + 1
@@ -198,6 +228,7 @@ class Drystone(Order):
 
     def ended(self, item: Item, now: float) -> None:  # noqa: ARG002
         del self._present[item.key]
+        self._yielded.pop(item.key, None)
         self._demand -= item.gpus
         self._used[item.tenant] -= item.gpus
         self._loss_left += self.parameters.lost * item.attained * item.gpus
@@ -206,7 +237,8 @@ class Drystone(Order):
             self._overdue_gpus -= item.gpus
         self._promote()
 
-    def evicted(self, item: Item, lost: float, now: float) -> None:  # noqa: ARG002
+    def evicted(self, item: Item, lost: float, now: float) -> None:
+        self._yielded.setdefault(item.key, []).append(now)
         self._used[item.tenant] -= item.gpus
         self._evictions_left -= 1
         self._loss_left -= lost

@@ -110,6 +110,7 @@ def figures(result: Result, tenants: bool = True) -> dict[str, Any]:
         "evictions": evictions,
         "evictions_per_job": round(evictions / len(outcomes), 4),
         "most_evictions_of_a_job": max(o.evictions for o in outcomes),
+        "most_evictions_of_a_job_in_a_day": max(o.most_in(86_400.0) for o in outcomes),
         "gpu_time_lost_pct": round(100 * lost / held, 3) if held else 0.0,
         "seconds": round(result.seconds, 2),
     }

@@ -45,6 +45,17 @@ class Outcome:
     held: float = 0.0
     lost: float = 0.0
     evictions: int = 0
+    #: When it was evicted.
+    evicted: list[float] = field(default_factory=list)
+
+    def most_in(self, window: float) -> int:
+        """The most evictions within any window of so many seconds."""
+        times, first, most = self.evicted, 0, 0
+        for last, at in enumerate(times):
+            while times[first] <= at - window:
+                first += 1
+            most = max(most, last - first + 1)
+        return most
 
 
 @dataclass(slots=True)
@@ -237,6 +248,7 @@ class QueueLoop:
         item = run.item
         lost, kept = self._loss(item)
         self._leave(item.key)
+        self.history.outcomes[item.key].evicted.append(self.now)
         item.attained += kept
         item.since = self.now
         item.evictions += 1

@@ -1,0 +1,244 @@
+"""Where who waits stands in line, and why; worked out when somebody is told, at most every `LOOK_S` for all at once.
+
+Only the jobs of our own partitions are counted: positions of a job whose queue has jobs in other replicas too are those
+among ours. What is told stays the same words while it stays nearly true, so that a line that moves does not cost a
+write per job and step.
+"""
+
+from __future__ import annotations
+
+import math
+import time as _time
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.domain.line import Turn
+from libs.domain.queues import ancestors
+from libs.engine.api import Start
+from libs.engine.fair import NOTHING, Amounts, Line, Place, asked, everything, plus
+from services.placement.jobs import Job
+from services.placement.settings import PlacementSettings
+from services.placement.state import State
+
+LOOK_S: Final = 5.0
+#: The line over all queues is followed so far.
+_OVERALL: Final = 256
+_BEHIND: Final = 3
+#: Starts are worked out for so many in front of each queue, and anew no sooner than this.
+_FRONT: Final = 1
+_START_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class _Picture:
+    at: float = float("-inf")
+    lines: dict[str, list[str]] = field(default_factory=dict)
+    position: dict[str, int] = field(default_factory=dict)
+    overall: dict[str, int] = field(default_factory=dict)
+    demand: dict[str, Amounts] = field(default_factory=dict)
+    #: The longest that a running task has left, where that is known of all; seconds.
+    longest: float | None = None
+
+
+class Explainer:
+    def __init__(self, state: State, settings: PlacementSettings) -> None:
+        self._state = state
+        self._settings = settings
+        self._picture = _Picture()
+        self._starts: dict[str, tuple[float, str, Start]] = {}
+        self._told: dict[str, Turn] = {}
+
+    def turn_of(self, job: Job, now: float, wall: float) -> Turn | None:
+        """Of a job that waits; None where it does not. `now` is monotonic, `wall` seconds since the epoch."""
+        key = job.head.key
+        picture = self._look(now, wall)
+        position = picture.position.get(key)
+        if position is None:
+            self._told.pop(key, None)
+            return None
+        line = picture.lines[job.head.queue]
+        start = self._start(job, position, now, wall)
+        bound, bound_basis = self._bound(job, position, picture, now)
+        evicting = job.evicting
+        pods = self._state.view.pods
+        turn = Turn(
+            queue=job.head.queue,
+            position=_rounded(position),
+            waiting=_rounded(len(line)),
+            overall=_rounded(picture.overall.get(key, 0)),
+            behind=tuple(line[max(0, position - 1 - _BEHIND) : position - 1][::-1]),
+            why=self._why(job, line, position),
+            start=start.at,
+            start_low=start.low,
+            start_high=start.high,
+            basis=start.basis,
+            bound_s=bound,
+            bound_basis=bound_basis,
+            kept_on=tuple(sorted(job.gathering.nodes)) if job.gathering is not None else (),
+            evicts=tuple(sorted(f"{pods[u].namespace}/{pods[u].name}" for u in evicting.victims if u in pods))
+            if evicting is not None
+            else (),
+            rule=evicting.rule if evicting is not None else "",
+        )
+        told = self._told.get(key)
+        if told is not None and _alike(told, turn):
+            return told
+        self._told[key] = turn
+        return turn
+
+    # -- the picture --------------------------------------------------------------------------------------------------
+    def _look(self, now: float, wall: float) -> _Picture:
+        if now - self._picture.at < LOOK_S:
+            return self._picture
+        state = self._state
+        pending, shares = state.pending, state.view.engine.shares
+        waiting: dict[str, list[tuple[Place, Job]]] = {}
+        demand: dict[str, Amounts] = {}
+        for key, job in pending.jobs.items():
+            if key not in state.waiting or not job.waiting:
+                continue
+            waiting.setdefault(job.head.queue, []).append((pending.place(job), job))
+            total = everything(job.waiting)
+            for one in ancestors(job.head.queue):
+                demand[one] = plus(demand.get(one, NOTHING), total)
+        picture = _Picture(now, demand=demand)
+        line: Line[str] = Line(shares)
+        for queue, jobs in waiting.items():
+            jobs.sort(key=lambda entry: entry[0])
+            picture.lines[queue] = [job.head.key for _, job in jobs]
+            picture.position.update((job.head.key, n) for n, (_, job) in enumerate(jobs, 1))
+            for place, job in jobs[:_OVERALL]:
+                held = pending.held(job) if job.head.gang_min > 1 else 0
+                line.put(job.head.key, queue, place, asked(job.head, job.waiting, held))
+        for number in range(1, _OVERALL + 1):
+            entry = line.next()
+            if entry is None:
+                break
+            picture.overall[entry.key] = number
+            line.charge(entry.path, entry.ask)
+        picture.longest = state.view.engine.longest_left(wall)
+        self._told = {key: turn for key, turn in self._told.items() if key in picture.position}
+        self._starts = {queue: start for queue, start in self._starts.items() if queue in picture.lines}
+        self._picture = picture
+        return picture
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+    def _why(self, job: Job, line: list[str], position: int) -> str:
+        if position <= 1:
+            return ""
+        pending = self._state.pending
+        mine, before = pending.place(job), pending.jobs.get(line[position - 2])
+        if before is None:
+            return ""
+        theirs = pending.place(before)
+        if theirs[0] < mine[0]:
+            return "has waited past the limit"
+        return "higher priority" if theirs[1] < mine[1] else "older"
+
+    def _start(self, job: Job, position: int, now: float, wall: float) -> Start:
+        if job.gathering is not None:
+            return job.gathering.start
+        if position > _FRONT or job.evicting is not None:
+            return Start()
+        at, key, start = self._starts.get(job.head.queue, (float("-inf"), "", Start()))
+        if key == job.head.key and now - at < _START_S:
+            return start
+        state = self._state
+        reserved = state.view.engine.reserve(state.pending.to_engine(job, may_evict=False), wall)
+        start = reserved.start if reserved is not None else Start()
+        self._starts[job.head.queue] = (now, job.head.key, start)
+        return start
+
+    def _bound(self, job: Job, position: int, picture: _Picture, now: float) -> tuple[int, str]:
+        """The most that it waits, while its queue and all above ask for no more than their parts. Each job before it in
+        its queue has such a turn as well, one after the other at the worst."""
+        shares, settings, queue = self._state.view.engine.shares, self._settings, job.head.queue
+        for one in ancestors(queue):
+            wanted = plus(shares.use(one), picture.demand.get(one, NOTHING))
+            if any(w > p + 1e-6 for w, p in zip(wanted, shares.part(one), strict=True)):
+                return 0, "its queue asks for more than its part of the cluster"
+        if job.gathering is not None and job.gathering.start.high:
+            return max(1, math.ceil(job.gathering.until - now)), f"room is kept for it; {job.gathering.start.basis}"
+        turns: list[tuple[float, str]] = []
+        after = settings.placement_reserve_after_s
+        if settings.placement_reserve_s > 0 and picture.longest is not None:
+            turn = max(settings.placement_reserve_s, 1.25 * picture.longest + 60.0)
+            turns.append((after + turn, "a reservation and the run times of what runs"))
+        spec = shares.spec(queue)
+        if spec is not None and (spec.deserved.gpu_milli is not None or spec.deserved.models):
+            others = [q for q in shares.queues() if q.path not in ancestors(queue) and q.preemptible]
+            runs = max((q.min_run_s for q in others), default=0)
+            turns.append((runs + settings.placement_evicting_s, "others give back what it deserves"))
+        if not turns:
+            return 0, "run times of what runs are unknown"
+        turn, basis = min(turns)
+        return math.ceil(position * turn), basis
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def sentence(turn: Turn) -> str:
+    """For the pod's condition, `drystone why` and the status topic."""
+    parts = [f"{_nth(turn.position)} of {turn.waiting} waiting in queue {turn.queue}"]
+    if turn.overall:
+        parts[0] += f" ({_nth(turn.overall)} of all)"
+    if turn.behind:
+        parts[0] += f", behind {turn.behind[0]}" + (f" ({turn.why})" if turn.why else "")
+    if turn.kept_on:
+        parts.append(
+            "room is kept for it on " + ", ".join(turn.kept_on[:4]) + ("" if len(turn.kept_on) < 5 else ", ...")
+        )
+    if turn.evicts:
+        names = ", ".join(turn.evicts[:4]) + ("" if len(turn.evicts) < 5 else ", ...")
+        parts.append(f"{names} leave{'s' if len(turn.evicts) == 1 else ''} for it (rule: {turn.rule})")
+    if turn.start:
+        when = _clock(turn.start)
+        if turn.start_high > turn.start_low:
+            when += f", between {_clock(turn.start_low)} and {_clock(turn.start_high)}"
+        parts.append(f"expected to start at {when} ({turn.basis})")
+    elif turn.basis:
+        parts.append(f"expected start: {turn.basis}")
+    if turn.bound_s:
+        parts.append(f"waits at most {turn.bound_s} s more while its queue stays within its part ({turn.bound_basis})")
+    elif turn.bound_basis:
+        parts.append(f"no bound on its waiting: {turn.bound_basis}")
+    return "; ".join(parts)
+
+
+def _clock(at: float) -> str:
+    return _time.strftime("%Y-%m-%dT%H:%MZ", _time.gmtime(at))
+
+
+def _nth(number: int) -> str:
+    if number > 10:
+        return f"about {number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"
+
+
+def _rounded(number: int) -> int:
+    """Exact up to ten, then to two digits at most, so that words stay true while a long line moves."""
+    if number <= 10:
+        return number
+    step: int = 10 ** (len(str(number)) - 1) // 2
+    return max(11, round(number / step) * step)
+
+
+def _alike(told: Turn, turn: Turn) -> bool:
+    """Whether what was told is still as good as true."""
+    return (
+        told.queue == turn.queue
+        and told.position == turn.position
+        and told.waiting == turn.waiting
+        and told.behind[:1] == turn.behind[:1]
+        and told.basis == turn.basis
+        and told.bound_basis == turn.bound_basis
+        and told.kept_on == turn.kept_on
+        and told.evicts == turn.evicts
+        and _near(told.start, turn.start, 60.0)
+        and _near(told.bound_s, turn.bound_s, max(60.0, told.bound_s / 4))
+    )
+
+
+def _near(left: float, right: float, within: float) -> bool:
+    return abs(left - right) <= within and bool(left) == bool(right)
