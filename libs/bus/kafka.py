@@ -9,9 +9,11 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from libs.bus.admin import check_topics
+from libs.bus.consumer import Reader
+from libs.bus.full_reader import KafkaFullReader
+from libs.bus.group_reader import KafkaGroupReader
 from libs.bus.port import BusUnavailable, Rebalanced
 from libs.bus.producer import KafkaPublisher
-from libs.bus.readers import KafkaFullReader, KafkaGroupReader, Reader
 from libs.bus.settings import KafkaSettings
 from libs.contracts.topics import ALL, Topic
 

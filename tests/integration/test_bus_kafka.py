@@ -8,9 +8,9 @@ import uuid
 import pytest
 
 from libs.bus.admin import check_topics, ensure_topics
+from libs.bus.group_reader import KafkaGroupReader
 from libs.bus.kafka import KafkaBus, KafkaSettings
 from libs.bus.port import BusMisconfigured, BusUnavailable, Incoming, Outgoing
-from libs.bus.readers import KafkaGroupReader
 from libs.contracts.topics import Topic
 from tools.stack import Stack, StackInfo
 
