@@ -240,6 +240,8 @@ class Generator:
         rng = self._rng
         value = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         key = job.encode() or rng.choice((id.encode(), None, b"", b"\xff\xfe", b"k" * 1_000, b"same"))
+        if value is None and key is None:
+            key = b""  # the client sends no record without both
         if partition is None:
             partition = rng.randrange(self._partitions)
         return Hostile(id, kind, key, value, headers_of(id, type) if headers is None else headers, partition)

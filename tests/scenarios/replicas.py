@@ -8,7 +8,7 @@ import asyncio
 import random
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -94,12 +94,12 @@ class Replicas:
         finally:
             self.proxy.forget = None
 
-    def hold_first(self, ending: str) -> None:
-        """The first request to each path that ends so is held back, later ones to the same path are not."""
+    def hold_first(self, pods: Collection[str]) -> None:
+        """The first Binding of each of these pods is held back, later ones of the same pod are not."""
         seen: set[str] = set()
 
         def first(_method: str, path: str) -> bool:
-            if not path.endswith(ending) or path in seen:
+            if path in seen or not any(path.endswith(f"/{pod}/binding") for pod in pods):
                 return False
             seen.add(path)
             return True

@@ -124,8 +124,8 @@ async def test_a_binder_that_dies_with_claims_in_its_hands_blocks_nobody(
     world: World, replicas: Replicas, plans: str
 ) -> None:
     await world.nodes(1)
-    replicas.hold_first("/binding")
     held = [f"held-{n}" for n in range(4)]
+    replicas.hold_first(held)
     await world.create(*map(world.pod, held))
     await world.until_held(lambda holders: [h.state for h in holders] == ["writing"] * 4)
     await until(lambda: replicas.proxy.held == 4)
@@ -178,7 +178,7 @@ async def test_a_plan_on_every_partition_is_carried_out_once_by_two_binders(worl
     id = f"plan-{world.namespace}"
     name = world.object_name(id)
     jobs = {f"job/{world.job_namespace}/{name}", f"pod/{world.namespace}/single"}
-    replicas.hold_first("/binding")
+    replicas.hold_first(["single"])
     async with world.listening():
         await world.create(world.pod("single", gpus=2))
         await world.publish((id, json.dumps(world.job(id, 3)).encode()))
