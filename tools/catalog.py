@@ -55,6 +55,10 @@ EVENTS: Final = (
         "gpus", EventType.GPUS, events.GpuFacts, topics.GPUS, "the node's name", "Devices of a node as measured.",
         tombstone=True,
     ),
+    Event(
+        "mix", EventType.MIX, events.LearnedMix, topics.MIX, "number of the partition of jobs",
+        "Which sizes of tasks come, as learned from the jobs of one partition.",
+    ),
     Event("plans", EventType.PLANS, events.PlansBatch, topics.PLANS, "job key", "Decisions, claimed in the ledger."),
     Event(
         "evictions", EventType.EVICTIONS, events.EvictionsBatch, topics.EVICTIONS, "job key of the beneficiary",

@@ -12,6 +12,7 @@ from libs.contracts.topics import (
     EVICTIONS,
     GPUS,
     JOBS,
+    MIX,
     OUTCOMES,
     PLANS,
     STATUS,
@@ -33,7 +34,7 @@ class Access:
 SERVICES: Final = {
     "watcher": Access((CLUSTER, TASKS, STATUS, DEAD_LETTERS), (JOBS, CLUSTER), "drystone-intake"),
     "metrics-collector": Access((GPUS,), (CLUSTER, GPUS)),
-    "placement": Access((PLANS, EVICTIONS, STATUS), (TASKS, CLUSTER, GPUS, OUTCOMES), "drystone-placement"),
+    "placement": Access((PLANS, EVICTIONS, STATUS, MIX), (TASKS, CLUSTER, GPUS, OUTCOMES, MIX), "drystone-placement"),
     "preemptor": Access((OUTCOMES, DEAD_LETTERS), (EVICTIONS, CLUSTER), "drystone-preemptor"),
     "binder": Access((OUTCOMES, DEAD_LETTERS), (PLANS, CLUSTER), "drystone-binder"),
 }

@@ -200,6 +200,32 @@ class GpuFacts(msgspec.Struct, frozen=True, omit_defaults=True, tag="gpus"):
     at: float = 0.0  # exporter's time of the sample; ages are counted from receipt
 
 
+# --- drystone.mix: placement -> placement ----------------------------------------------------------------------------
+
+
+class MixCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How often one owner's tasks asked for so much: CPU milli, GPUs, of each milli or MiB (both 0: all of it), models
+    that will do. `count` is in sixteenths of a task, since old ones fade."""
+
+    owner: str
+    cpu: int
+    gpus: int
+    milli: int
+    mib: int
+    models: tuple[str, ...]
+    count: int
+
+
+class LearnedMix(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the owner of one partition of the jobs has learned of their sizes: `seen` tasks, of jobs created `until` then
+    (seconds since the epoch)."""
+
+    partition: int
+    seen: int
+    until: float = 0.0
+    counts: tuple[MixCount, ...] = ()
+
+
 # --- drystone.plans, drystone.evictions, drystone.outcomes -----------------------------------------------------------
 
 
@@ -285,6 +311,7 @@ class EventType:
     TASKS: Final = "dev.drystone.tasks.v1"
     CLUSTER: Final = "dev.drystone.cluster.v1"
     GPUS: Final = "dev.drystone.gpus.v1"
+    MIX: Final = "dev.drystone.mix.v1"
     PLANS: Final = "dev.drystone.plans.v1"
     EVICTIONS: Final = "dev.drystone.evictions.v1"
     OUTCOMES: Final = "dev.drystone.outcomes.v1"

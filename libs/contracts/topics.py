@@ -38,10 +38,11 @@ JOBS: Final = Topic("drystone.jobs", JOB_PARTITIONS, max_message_bytes=1024 * 10
 TASKS: Final = Topic("drystone.tasks", JOB_PARTITIONS)
 CLUSTER: Final = Topic("drystone.cluster", 4, compacted=True)
 GPUS: Final = Topic("drystone.gpus", 4, compacted=True)
+MIX: Final = Topic("drystone.mix", 1, compacted=True)
 PLANS: Final = Topic("drystone.plans", JOB_PARTITIONS)
 EVICTIONS: Final = Topic("drystone.evictions", JOB_PARTITIONS)
 OUTCOMES: Final = Topic("drystone.outcomes", JOB_PARTITIONS)
 STATUS: Final = Topic("drystone.status", JOB_PARTITIONS)
 DEAD_LETTERS: Final = Topic("drystone.dead-letters", 1, retention_ms=30 * 24 * HOUR_MS)
 
-ALL: Final = (JOBS, TASKS, CLUSTER, GPUS, PLANS, EVICTIONS, OUTCOMES, STATUS, DEAD_LETTERS)
+ALL: Final = (JOBS, TASKS, CLUSTER, GPUS, MIX, PLANS, EVICTIONS, OUTCOMES, STATUS, DEAD_LETTERS)

@@ -11,7 +11,7 @@ import asyncio
 import structlog
 
 from libs.bus.port import GroupReader
-from libs.contracts.topics import CLUSTER, GPUS, OUTCOMES, TASKS
+from libs.contracts.topics import CLUSTER, GPUS, MIX, OUTCOMES, TASKS
 from libs.engine.api import Engine, EngineConfig
 from libs.engine.core import PlacementEngine
 from libs.host.parts import Parts
@@ -26,6 +26,7 @@ from services.placement.cycle import Cycle
 from services.placement.emit import Emitter
 from services.placement.gangs import Mender
 from services.placement.intake import Intake
+from services.placement.learning import Learning
 from services.placement.jobs import Pending
 from services.placement.ownership import Ownership
 from services.placement.returns import Returns
@@ -51,6 +52,7 @@ class Placement:
             weights=settings.placement_weights,
             candidates=settings.placement_candidates,
             seed=settings.draws_by,
+            mix_slots=self._partitions,
             consolidate=settings.placement_consolidate,
             consolidate_after_s=settings.placement_consolidate_after_s,
             fairness=settings.placement_fairness,
@@ -62,7 +64,7 @@ class Placement:
             return PlacementEngine(config)
 
         tenants = {namespace: tenant.name for tenant in settings.tenants for namespace in tenant.namespaces}
-        view = View(new_engine, gpu_max_age_s=settings.placement_gpu_max_age_s, tenants=tenants)
+        view = View(new_engine, gpu_max_age_s=settings.placement_gpu_max_age_s, tenants=tenants, mix_slots=self._partitions)
         attention = Attention(settings.placement_hopeless_per_s)
         pending = Pending(overdue_s=settings.placement_overdue_s, attention=attention)
         pending.wall = clock.wall
@@ -74,6 +76,9 @@ class Placement:
         self._returns = Returns(self.state, parts.ledger, clock)
         self._mender = Mender(self.state, parts.kube, self._teller, settings, clock)
         self.state.on_bound = self._controller.bound
+        self._learning = Learning(
+            self.state, parts.bus.publisher(), clock, self._partitions, settings.placement_mix_s
+        )
         self._outcomes = parts.bus.follow([OUTCOMES.name], from_start=False)
         self._outcomes.assign([], at_end=True)
         self._ownership = Ownership(
@@ -125,6 +130,7 @@ class Placement:
                 start(intake.cluster(bus.follow([CLUSTER.name], from_start=True)), "cluster"),
                 start(intake.gpus(bus.follow([GPUS.name], from_start=True)), "gpus"),
                 start(intake.uses(ledger, self._ownership.fenced), "uses"),
+                start(self._learning.follow(bus.follow([MIX.name], from_start=True)), "learned mix"),
             ]
             senders = [
                 start(self._emitter.urgent.run(), "plans out"),
@@ -133,7 +139,7 @@ class Placement:
                 *(start(self._teller.writer(), f"writer {n}") for n in range(self._settings.placement_status_writers)),
             ]
             deciders: list[asyncio.Task[None]] = []
-            if await _either(stop, intake.cluster_ready, intake.uses_ready):
+            if await _either(stop, intake.cluster_ready, intake.uses_ready, self._learning.ready):
                 group = bus.group(self._settings.placement_group, [TASKS.name], rebalanced=self._ownership.rebalanced)
                 readers += [
                     start(intake.hints(group), "hints"),
@@ -145,6 +151,7 @@ class Placement:
                     start(self._returns.run(), "returns"),
                     start(self._mender.run(), "broken gangs"),
                     start(self._gauge(), "gauges"),
+                    start(self._learning.run(), "learning"),
                 ]
                 passes = start(self._cycle.run(), "passes")
                 deciders.append(passes)  # one that outlasts its phase must not hold up the end
@@ -157,6 +164,7 @@ class Placement:
                         Phase("finish the pass in hand", 2.0, lambda: self._finish(passes)),
                         Phase("publish plans", 5.0, self._emitter.urgent.drained),
                         Phase("publish status", 2.0, self._flush_words),
+                        Phase("write what was learned", 2.0, lambda: self._learning.tell(at_once=True)),
                     ]
                 )
             await ended([*readers, *deciders, *senders])

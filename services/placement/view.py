@@ -47,7 +47,9 @@ class View:
         *,
         gpu_max_age_s: float = 120.0,
         tenants: Mapping[str, str] | None = None,
+        mix_slots: int = 1,
     ) -> None:
+        self._mix_slots = mix_slots
         self._tenants = dict(tenants or {})
         self._new_engine = new_engine
         self._gpu_max_age_s = gpu_max_age_s
@@ -334,7 +336,10 @@ class View:
 
     def restart_uses(self) -> None:
         """The ledger's data set is another one: forget all used room and feed a new engine what else is known."""
+        learned = [(self.engine.learned(slot), slot) for slot in range(self._mix_slots)]
         self.engine = self._new_engine()
+        for mix, slot in learned:
+            self.engine.recall(mix, slot)
         self._uses.clear()
         self._queue_uses.clear()
         for node in self.nodes.values():

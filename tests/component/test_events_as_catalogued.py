@@ -63,6 +63,7 @@ async def test_every_record_of_a_working_system_is_as_its_schema_says() -> None:
     ):
         cluster.call_now("POST", pods, json.dumps(low).encode())
         await read({EventType.CLUSTER, EventType.GPUS, EventType.TASKS, EventType.PLANS, EventType.OUTCOMES})
+        await read({EventType.MIX})
         cluster.call_now("POST", pods, json.dumps(high).encode())
         await read({EventType.EVICTIONS})
         for value in (json.dumps(job).encode(), b"no json"):

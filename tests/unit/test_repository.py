@@ -247,7 +247,7 @@ def test_the_topic_table_is_consistent() -> None:
     # The owner of a partition of the tasks reads the same partition number of the others.
     of_jobs = (topics.TASKS, topics.PLANS, topics.EVICTIONS, topics.OUTCOMES, topics.STATUS)
     assert {t.partitions for t in of_jobs} == {topics.JOB_PARTITIONS}
-    assert {t.name for t in topics.ALL if t.compacted} == {"drystone.cluster", "drystone.gpus"}
+    assert {t.name for t in topics.ALL if t.compacted} == {"drystone.cluster", "drystone.gpus", "drystone.mix"}
     for topic in topics.ALL:
         assert topic.config(3)["min.insync.replicas"] == "2"
         assert topic.config(1)["min.insync.replicas"] == "1"

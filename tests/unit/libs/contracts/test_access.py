@@ -17,6 +17,7 @@ def test_only_placement_decides_and_only_the_binder_and_the_preemptor_say_what_c
     assert writers["drystone.plans"] == writers["drystone.evictions"] == {"placement"}
     assert writers["drystone.outcomes"] == {"binder", "preemptor"}
     assert writers["drystone.gpus"] == {"metrics-collector"}
+    assert writers["drystone.mix"] == {"placement"}
     assert writers["drystone.jobs"] == set(), "jobs come from outside"
 
 
