@@ -1,0 +1,98 @@
+"""The typical mix of tasks: learned by each replica from the jobs that it decides, shared by all, kept over restarts.
+
+The owner of a partition counts that partition's jobs and writes the counts on a compacted topic, one record per
+partition; every replica reads all records and adds them up. So a replica that starts, or that takes a partition, has
+what all have learned. The record that was written last stands: a fenced owner's late one is replaced by the next of the
+true owner, and costs a few counts until then. The owner itself believes nobody about its own partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import msgspec
+import structlog
+
+from libs.bus.port import BusUnavailable, FullReader, Incoming, Outgoing, Publisher
+from libs.contracts.events import EventType, LearnedMix, MixCount
+from libs.contracts.topics import MIX
+from libs.engine.mix import MixState, Shape
+from libs.runtime.clock import Clock
+from services.placement import measures
+from services.placement.state import State
+
+log = structlog.get_logger()
+_decode: Final = msgspec.json.Decoder(LearnedMix).decode
+_encode: Final = msgspec.json.Encoder().encode
+#: Between two looks at whether something was learned.
+_LOOK_S: Final = 1.0
+
+
+class Learning:
+    def __init__(self, state: State, publisher: Publisher, clock: Clock, partitions: int, every_s: float) -> None:
+        self._state = state
+        self._publisher = publisher
+        self._clock = clock
+        self._partitions = partitions
+        self._every_s = every_s
+        self._told: dict[int, int] = {}
+        self._told_at: dict[int, float] = {}
+        self.ready = asyncio.Event()
+
+    async def follow(self, reader: FullReader) -> NoReturn:
+        while True:
+            self.take(await reader.batch(1000))
+            if reader.caught_up:
+                self.ready.set()
+
+    def take(self, records: Sequence[Incoming]) -> None:
+        latest = {record.key: record.value for record in records if record.value is not None}
+        for value in latest.values():
+            try:
+                mix = _decode(value)
+            except msgspec.MsgspecError as error:
+                log.warning("a learned mix cannot be read", error=str(error))
+                continue
+            if mix.partition not in self._state.active and 0 <= mix.partition < self._partitions:
+                self._state.view.engine.recall(_state_of(mix), mix.partition)
+                self._told[mix.partition] = mix.seen
+
+    async def run(self) -> NoReturn:
+        while True:
+            await self._clock.sleep(_LOOK_S)
+            await self.tell()
+
+    async def tell(self, *, at_once: bool = False) -> None:
+        """Write what was learned since the last time; not more often than every so many seconds per partition."""
+        now, engine = self._clock.monotonic(), self._state.view.engine
+        news: list[tuple[int, int, Outgoing]] = []
+        for partition in sorted(self._state.active):
+            if not at_once and now - self._told_at.get(partition, float("-inf")) < self._every_s:
+                continue
+            learned = engine.learned(partition)
+            if learned.seen and learned.seen != self._told.get(partition):
+                news.append((partition, learned.seen, _record(partition, learned)))
+        if not news:
+            return
+        try:
+            await self._publisher.publish([record for _, _, record in news])
+        except BusUnavailable as error:
+            log.warning("what was learned is not written yet", error=str(error))
+            return
+        measures.MIX_WRITTEN.inc(len(news))
+        for partition, seen, _ in news:
+            self._told[partition] = seen
+            self._told_at[partition] = now
+
+
+def _record(partition: int, learned: MixState) -> Outgoing:
+    counts = tuple(MixCount(owner, *shape, count) for owner, shape, count in learned.counts)
+    mix = LearnedMix(partition, learned.seen, learned.until, counts)
+    return Outgoing(MIX.name, str(partition), _encode(mix), EventType.MIX)
+
+
+def _state_of(mix: LearnedMix) -> MixState:
+    counts = ((c.owner, Shape(c.cpu, c.gpus, c.milli, c.mib, c.models), c.count) for c in mix.counts)
+    return MixState(tuple(counts), mix.seen, mix.until)
