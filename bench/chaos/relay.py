@@ -10,12 +10,13 @@ _CHUNK: Final = 64 * 1024
 
 
 class Line:
-    """`address` is what the replica is told instead of the part's own. Closed with its event loop."""
+    """`address` is what the replica is told instead of the part's own."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
         self._cut = False
         self._open: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.address = ""
 
@@ -28,6 +29,9 @@ class Line:
         self.cut()
         if self._server is not None:
             self._server.close()
+        if self._serving:
+            await asyncio.wait(self._serving)
+        await asyncio.sleep(0)  # what was aborted gives its socket back in the loop's next turn
 
     def cut(self) -> None:
         """Nothing gets through any more; who is connected learns of it by the end of the connection."""
@@ -39,6 +43,10 @@ class Line:
         self._cut = False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
         if self._cut:
             writer.transport.abort()
             return

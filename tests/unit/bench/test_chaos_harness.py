@@ -1,0 +1,146 @@
+"""The parts of the chaos harness that must be right for its verdict to mean anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import msgspec
+import pytest
+
+from bench.chaos import story
+from bench.chaos.faults import FAULTS
+from bench.chaos.kubelet import HonestKubelets, held_twice
+from bench.chaos.load import NAMESPACE, Stream
+from bench.chaos.relay import Line
+from libs.domain import keys
+from libs.domain.resources import Charge, GpuGrant
+from libs.kube import writes
+from libs.kube.embedded import EmbeddedCluster
+from libs.kube.pods import PodView, parse_pod
+from libs.store.port import Holder
+
+
+def pod(name: str, *, gpu: str = "0", milli: str = "1000", phase: str = "Running") -> PodView:
+    body = {
+        "metadata": {
+            "name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "resourceVersion": "1",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "annotations": {keys.GPUS: gpu, keys.GPU_MILLI: milli, keys.CLAIM: f"claim-{name}"},
+        },
+        "spec": {
+            "schedulerName": keys.SCHEDULER_NAME, "nodeName": "n1",
+            "containers": [{"name": "c", "image": "i", "resources": {"limits": {keys.GPU_RESOURCE: "1"}}}],
+        },
+        "status": {"phase": phase},
+    }  # fmt: skip
+    return parse_pod(msgspec.json.encode(body))
+
+
+def test_a_device_of_two_pods_is_found_and_both_are_named() -> None:
+    found = held_twice([pod("a"), pod("b"), pod("c", gpu="1")])
+    assert {place: {p.name for p in pods} for place, pods in found.items()} == {"n1/0": {"a", "b"}}
+
+
+def test_shares_that_add_up_to_a_device_and_pods_that_ended_are_no_double_promise() -> None:
+    assert held_twice([pod("a", milli="400"), pod("b", milli="600"), pod("gone", phase="Succeeded")]) == {}
+
+
+async def test_a_line_that_is_cut_ends_connections_and_is_whole_again_when_mended() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(100):
+                writer.write(chunk)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    line = Line(*server.sockets[0].getsockname()[:2])
+    await line.open()
+    host, _, port = line.address.rpartition(":")
+    try:
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"hello")
+            assert await reader.readexactly(5) == b"hello"
+            line.cut()
+            with pytest.raises(ConnectionError):
+                writer.write(b"anybody?")
+                await writer.drain()
+                if not await reader.read(1):
+                    raise ConnectionResetError
+            writer.transport.abort()
+            line.mend()
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"again")
+            assert await reader.readexactly(5) == b"again"
+            writer.close()
+            await writer.wait_closed()
+    finally:
+        await line.close()
+        server.close()
+        await server.wait_closed()
+        await asyncio.sleep(0.05)
+
+
+async def test_an_evicted_pod_is_made_anew_and_a_deleted_or_ended_one_is_not() -> None:
+    cluster = EmbeddedCluster()
+    stream = Stream(cluster, "nowhere", ["n1"], random.Random(1))
+    await stream._pods("gang", 2)
+    evicted, ended = [parse_pod((await writes.get_pod(cluster, NAMESPACE, f"gang-{n}")).body) for n in (0, 1)]
+    for view in (evicted, ended):
+        assert (await writes.delete_pod(cluster, NAMESPACE, view.name, view.uid)).ok
+    stream.left(evicted)
+    stream.left(msgspec.structs.replace(ended, phase="Succeeded"))
+    owner = asyncio.create_task(stream.own())
+    async with asyncio.timeout(5):
+        while stream.owes:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    anew = await writes.get_pod(cluster, NAMESPACE, "gang-0")
+    assert parse_pod(anew.body).uid != evicted.uid
+    assert parse_pod(anew.body).annotations == evicted.annotations
+    assert (await writes.get_pod(cluster, NAMESPACE, "gang-1")).status == 404
+    await stream._delete()
+    stream.left(parse_pod(anew.body))
+    assert not stream.owes
+    owner.cancel()
+
+
+async def test_the_journal_of_a_job_has_each_change_of_its_pods_once() -> None:
+    kubelets = HonestKubelets(EmbeddedCluster())
+    bound = pod("a", phase="Pending")
+    for version in (bound, bound, msgspec.structs.replace(bound, phase="Running")):
+        kubelets._note(version)
+        kubelets.pods[version.uid] = version
+    kubelets._gone(bound.uid)
+    told = [line for _, line in kubelets.journal["pod/default/a"]]
+    assert told == [
+        "pod a Pending on n1, GPUs 0, claim claim-a",
+        "pod a Running on n1, GPUs 0, claim claim-a",
+        "pod a is gone",
+    ]
+
+
+def test_a_story_has_its_lines_in_order_of_time_and_ends_with_what_the_ledger_holds() -> None:
+    holders = [Holder("c1", "writing", "n1", Charge(gpus=(GpuGrant(3, 1000, 0),)), job="pod/ns/a", task="u1")]
+    text = story._text("pod/ns/a", [(2.0, "second"), (1.0, "first")], holders)
+    assert [line.strip() for line in text.splitlines()] == [
+        "story of pod/ns/a",
+        "00:00:01.000 first",
+        "00:00:02.000 second",
+        "ledger: writing c1 task u1 on n1, GPUs [3]",
+    ]
+
+
+def test_what_is_said_of_a_job_is_found_by_its_key_and_by_its_victims() -> None:
+    plan = {"id": "p", "job": "gang/ns/g", "assignments": [{"name": "g-0", "node": "n1", "claim": "p.0"}]}
+    eviction = {"id": "e", "job": "pod/ns/urgent", "victims": [{"name": "g-0", "node": "n1", "job": "gang/ns/g"}]}
+    said = list(story._items(msgspec.json.encode({"items": [plan, eviction]})))
+    assert [story._about(item, "gang/ns/g") for item in said] == [True, True]
+    assert story._brief(plan) == "id=p to=g-0@n1(0)"
+    assert story._brief(eviction) == "id=e victims=g-0@n1 for=pod/ns/urgent"
+
+
+@pytest.mark.parametrize("service", ["watcher", "placement", "binder", "preemptor"])
+def test_every_service_is_killed_paused_restarted_and_cut_off(service: str) -> None:
+    assert {f"{service} {how}" for how in ("killed", "paused", "restarted", "cut off")} <= FAULTS.keys()
