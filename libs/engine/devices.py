@@ -55,6 +55,15 @@ class NodeState:
         self.links = _links(node.nvlink, width) if node.nvlink else None
         self.reset(use)
 
+    def by_model(self, charge: Charge) -> dict[str, int]:
+        """Milli GPUs that the charge takes of each model that the node names."""
+        amounts: dict[str, int] = {}
+        for grant in charge.gpus:
+            model = self.models[grant.index] if grant.index < len(self.models) else ""
+            if model:
+                amounts[model] = amounts.get(model, 0) + grant.milli
+        return amounts
+
     def reset(self, use: NodeUse | None) -> None:
         """Free room from the ledger's truth alone."""
         node = self.node

@@ -22,7 +22,9 @@ from libs.engine.snapshot import Snapshot
 
 ROOM = (Wake.ROOM_FREED, Wake.NODE_ADDED)
 FACTS = (Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.SPEC_CHANGED)
-_MISSING_KIND = frozenset({Reason.SELECTOR, Reason.AFFINITY, Reason.TOPOLOGY, Reason.VOLUME_NODE, Reason.GPU_MODEL})
+_MISSING_KIND = frozenset({Reason.SELECTOR, Reason.AFFINITY, Reason.TOPOLOGY, Reason.VOLUME_NODE, Reason.GPU_MODEL}) | {
+    Reason.PRECISION
+}
 #: Reasons that end when a node's facts change, not when room is freed.
 _FACTUAL = frozenset({Reason.NOT_READY, Reason.CORDONED})
 #: Reasons that pods coming, leaving or changing labels can end.
@@ -142,7 +144,9 @@ def _helps(snapshot: Snapshot, ask: Ask, nodes: dict[Reason, int]) -> tuple[str,
     if Reason.EXTRA_TOTAL in nodes:
         said.append("nodes with " + ", ".join(f"{n} of {name}" for name, n in ask.extra))
     if Reason.GPU_MODEL in nodes:
-        said.append("nodes with GPU " + " or ".join(sorted(ask.models)))
+        said.append("nodes with GPU " + " or ".join(sorted(ask.gpu.models)))
+    if Reason.PRECISION in nodes:
+        said.append(f"nodes with a GPU that computes {ask.gpu.precision}: {', '.join(ask.supporting())}")
     if Reason.GPU_TOTAL in nodes:
         said.append(f"asking for at most {int(columns.devices.max(initial=0))} GPUs per task")
     if Reason.GPU_MEMORY_TOTAL in nodes:
@@ -213,6 +217,11 @@ def _of(line: Line, short: str, amounts: tuple[int, int, int]) -> tuple[str, tup
     milli, cpu, mem = amounts
     if short == "GPU":
         used, asked, limit = line.milli + line.taken_milli, milli, line.limit_gpu
+        scale, unit = WHOLE, ""
+    elif short.startswith("GPU "):
+        models = short[4:].split(" or ")
+        used = sum(line.models.get(m, 0) + line.taken_models.get(m, 0) for m in models)
+        asked, limit = milli, sum(line.limit_models.get(m, 0) for m in models)
         scale, unit = WHOLE, ""
     elif short == "CPU":
         used, asked, limit, scale, unit = line.cpu + line.taken_cpu, cpu, line.limit_cpu, WHOLE, " cores"

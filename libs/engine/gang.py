@@ -131,9 +131,17 @@ def quota_never(job: PendingJob, tasks: list[Task], need: Minimum, chain: Chain)
         milli, cpu, mem = milli + job.held * least[0], cpu + job.held * least[1], mem + job.held * least[2]
     for line in chain:
         short = line.above(milli, cpu, mem)
+        if not short and line.limit_models:
+            short = line.above_models(_models(tasks), milli)
         if short:
             return explain.quota_never(line, short, (milli, cpu, mem), tasks[0].name)
     return None
+
+
+def _models(tasks: list[Task]) -> frozenset[str]:
+    """Models that will do for the tasks together; empty where any will."""
+    wishes = [task.request.gpu.models for task in tasks if task.request.gpu.count]
+    return frozenset(model for models in wishes for model in models) if all(wishes) else frozenset()
 
 
 def quota_now(tasks: list[Task], need: Minimum, chain: Chain) -> Verdict | None:

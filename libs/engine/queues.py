@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from libs.domain.queues import Queue, QueueHistory, Quota, ancestors
 from libs.domain.usage import QueueUse
 from libs.engine.fair.shares import NOTHING, Amounts, Shares
 
 
 class Line:
-    """One queue: its limits (None: none), what the ledger says is used, what this pass took."""
+    """One queue: its limits (None: none), what the ledger says is used, what this pass took. Amounts by model are kept
+    where a model has a limit."""
 
-    __slots__ = ("cpu", "limit_cpu", "limit_gpu", "limit_mem", "mem", "milli", "path", "taken_cpu", "taken_mem",
-                 "taken_milli")  # fmt: skip
+    __slots__ = ("cpu", "limit_cpu", "limit_gpu", "limit_mem", "limit_models", "mem", "milli", "models", "path",
+                 "taken_cpu", "taken_mem", "taken_milli", "taken_models")  # fmt: skip
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -20,10 +23,18 @@ class Line:
         self.limit_mem: int | None = None
         self.milli = self.cpu = self.mem = 0
         self.taken_milli = self.taken_cpu = self.taken_mem = 0
+        self.limit_models: dict[str, int] = {}
+        self.models: dict[str, int] = {}
+        self.taken_models: dict[str, int] = {}
 
     @property
     def limited(self) -> bool:
-        return self.limit_gpu is not None or self.limit_cpu is not None or self.limit_mem is not None
+        return (
+            self.limit_gpu is not None
+            or self.limit_cpu is not None
+            or self.limit_mem is not None
+            or bool(self.limit_models)
+        )
 
     def short_of(self, milli: int, cpu: int, mem: int, back: int = 0, cpu_back: int = 0, mem_back: int = 0) -> str:
         """What the request exceeds here now: "GPU", "CPU", "memory", or empty. A side that is not asked for is never
@@ -46,6 +57,26 @@ class Line:
             return "memory"
         return ""
 
+    def short_of_model(self, amounts: Mapping[str, int]) -> str:
+        """Of which model `amounts` (milli GPUs by model) exceed what is left: "GPU <model>", or empty."""
+        for model, milli in amounts.items():
+            limit = self.limit_models.get(model)
+            if limit is not None and self.models.get(model, 0) + self.taken_models.get(model, 0) + milli > limit:
+                return f"GPU {model}"
+        return ""
+
+    def above_models(self, models: frozenset[str], milli: int) -> str:
+        """The models, all of them limited, that together may not hold `milli` even with the queue empty."""
+        if not models or not all(model in self.limit_models for model in models):
+            return ""
+        enough = sum(self.limit_models[model] for model in models) >= milli
+        return "" if enough else "GPU " + " or ".join(sorted(models))
+
+    def add_models(self, amounts: Mapping[str, int], sign: int) -> None:
+        for model, milli in amounts.items():
+            if model in self.limit_models:
+                self.taken_models[model] = self.taken_models.get(model, 0) + sign * milli
+
     def covers(self, path: str) -> bool:
         """Whether what that queue uses counts here."""
         return path == self.path or path.startswith(self.path + "/")
@@ -56,6 +87,7 @@ class Line:
             (milli > 0 and self.limit_gpu is not None and self.milli + self.taken_milli > self.limit_gpu)
             or (cpu > 0 and self.limit_cpu is not None and self.cpu + self.taken_cpu > self.limit_cpu)
             or (mem > 0 and self.limit_mem is not None and self.mem + self.taken_mem > self.limit_mem)
+            or (milli > 0 and any(taken > 0 and self.short_of_model({m: 0}) for m, taken in self.taken_models.items()))
         )
 
     def add(self, milli: int, cpu: int, mem: int) -> None:
@@ -65,6 +97,11 @@ class Line:
 
 
 Chain = tuple[Line, ...]
+
+
+def by_model(chain: Chain) -> bool:
+    """Whether a queue of the chain has a limit by model."""
+    return any(line.limit_models for line in chain)
 
 
 class QueueBook:
@@ -84,6 +121,7 @@ class QueueBook:
         self.shares.queue_seen(queue)
         line = self._line(queue.path)
         line.limit_gpu, line.limit_cpu, line.limit_mem = queue.gpu_milli, queue.cpu, queue.mem
+        line.limit_models = queue.models
         self._chains.clear()
 
     def queue_gone(self, path: str) -> None:
@@ -96,7 +134,7 @@ class QueueBook:
             return
         self._revisions[use.path] = use.revision
         line = self._line(use.path)
-        line.milli, line.cpu, line.mem = use.gpu_milli, use.cpu, use.mem
+        line.milli, line.cpu, line.mem, line.models = use.gpu_milli, use.cpu, use.mem, use.models
 
     def history_seen(self, history: QueueHistory) -> None:
         """The latest one stands; what a queue used over time orders jobs and never bounds them."""
@@ -138,9 +176,16 @@ class QueueBook:
             line.add(milli, cpu, mem)
             self._touched.add(line)
 
+    def charge_models(self, chain: Chain, amounts: Mapping[str, int], sign: int) -> None:
+        """Beside `charge`, where a queue of the chain has a limit by model."""
+        for line in chain:
+            line.add_models(amounts, sign)
+            self._touched.add(line)
+
     def settle(self) -> None:
         for line in self._touched:
             line.taken_milli = line.taken_cpu = line.taken_mem = 0
+            line.taken_models = {}
         self._touched.clear()
 
     def truth(self) -> dict[str, tuple[int, int, int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from libs.domain.resources import Charge
 from libs.engine.api import RunningTask
-from libs.engine.queues import Chain, QueueBook
+from libs.engine.queues import Chain, QueueBook, by_model
 from libs.engine.rules.book import Book, Placed, Resident
 from libs.engine.running import RunningBook
 from libs.engine.snapshot import Snapshot
@@ -50,7 +50,7 @@ class Statement:
     def take(self, row: int, charge: Charge, chain: Chain, pod: Placed | None = None) -> None:
         self._snapshot.take(row, charge)
         if chain:
-            self._queues.charge(chain, charge.gpu_milli, charge.cpu, charge.mem)
+            self._pay(chain, row, charge, 1)
         if pod is not None:
             self._book.assume(pod)
         self.operations.append(Taken(row, charge, chain, pod))
@@ -58,7 +58,7 @@ class Statement:
     def free_earmark(self, row: int, charge: Charge, chain: Chain) -> None:
         self._snapshot.give(row, charge)
         if chain:
-            self._queues.charge(chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
+            self._pay(chain, row, charge, -1)
         self.operations.append(Freed(row, charge, chain))
 
     def evict(self, victim: RunningTask, chain: Chain) -> None:
@@ -69,10 +69,17 @@ class Statement:
         if row >= 0:
             self._snapshot.give(row, victim.charge)
         if chain:
-            self._queues.charge(chain, -victim.charge.gpu_milli, -victim.charge.cpu, -victim.charge.mem)
+            self._pay(chain, row, victim.charge, -1)
         self._running.mark(victim.uid)
         pod = self._book.gone(victim.uid)
         self.operations.append(Freed(row, victim.charge, chain, victim, pod))
+
+    def _pay(self, chain: Chain, row: int, charge: Charge, sign: int) -> None:
+        self._queues.charge(chain, sign * charge.gpu_milli, sign * charge.cpu, sign * charge.mem)
+        if charge.gpus and by_model(chain):
+            state = self._snapshot.states[row] if row >= 0 else None
+            if state is not None:
+                self._queues.charge_models(chain, state.by_model(charge), sign)
 
     def checkpoint(self) -> int:
         return len(self.operations)
@@ -118,7 +125,7 @@ class Statement:
         if op.row >= 0:
             self._snapshot.give(op.row, charge)
         if op.chain:
-            self._queues.charge(op.chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
+            self._pay(op.chain, op.row, charge, -1)
         if op.victim is not None:
             self._running.mark(op.victim.uid)
             self._book.gone(op.victim.uid)
@@ -128,14 +135,14 @@ class Statement:
         if isinstance(op, Taken):
             self._snapshot.give(op.row, charge)
             if op.chain:
-                self._queues.charge(op.chain, -charge.gpu_milli, -charge.cpu, -charge.mem)
+                self._pay(op.chain, op.row, charge, -1)
             if op.pod is not None:
                 self._book.forget(op.pod.uid)
             return
         if op.row >= 0:
             self._snapshot.take(op.row, charge)
         if op.chain:
-            self._queues.charge(op.chain, charge.gpu_milli, charge.cpu, charge.mem)
+            self._pay(op.chain, op.row, charge, 1)
         if op.victim is not None:
             self._running.unmark({op.victim.uid})
         if op.pod is not None:

@@ -11,7 +11,7 @@ from libs.engine import explain
 from libs.engine.api import Placement
 from libs.engine.ask import Ask
 from libs.engine.feasible import Feasibility
-from libs.engine.queues import Chain
+from libs.engine.queues import Chain, by_model
 from libs.engine.session import Session
 from libs.engine.statement import Statement
 
@@ -106,15 +106,30 @@ def _anywhere(session: Session, view: Feasibility, task: Task, chain: Chain) -> 
     if row < 0:
         return None
     charge = _charge(session, row, ask)
-    if not chain or not ask.charge_depends or _short(chain, charge.gpu_milli, ask, task) is None:
+    if not chain or not (ask.charge_depends or (ask.count and by_model(chain))):
         return row, charge
-    # Asked by memory: what the queue pays depends on the device, so the best affordable node is looked for.
-    verdict = _short(chain, charge.gpu_milli, ask, task)
+    verdict = _unaffordable(session, chain, row, charge, ask, task)
+    if verdict is None:
+        return row, charge
+    # What the queue pays depends on the device (asked by memory, or limited by model): the best affordable node then.
     for other in view.top(len(view.keys)):
         charge = _charge(session, other, ask)
-        if _short(chain, charge.gpu_milli, ask, task) is None:
+        if _unaffordable(session, chain, other, charge, ask, task) is None:
             return other, charge
     return verdict
+
+
+def _unaffordable(session: Session, chain: Chain, row: int, charge: Charge, ask: Ask, task: Task) -> Verdict | None:
+    verdict = _short(chain, charge.gpu_milli, ask, task)
+    state = session.snapshot.states[row]
+    if verdict is not None or state is None or not by_model(chain):
+        return verdict
+    amounts = state.by_model(charge)
+    for line in chain:
+        short = line.short_of_model(amounts)
+        if short:
+            return explain.quota(line, short, (charge.gpu_milli, ask.cpu, ask.mem), task.name)
+    return None
 
 
 def _charge(session: Session, row: int, ask: Ask) -> Charge:
@@ -161,7 +176,11 @@ def _on_earmark(session: Session, view: Feasibility, left: list[Earmark], chain:
             continue
         if ask.models and any(state.models[g.index] not in ask.models for g in charge.gpus):
             continue
-        if any(line.short_of(charge.gpu_milli, charge.cpu, charge.mem) for line in chain):
+        if any(
+            line.short_of(charge.gpu_milli, charge.cpu, charge.mem)
+            or (line.limit_models and line.short_of_model(state.by_model(charge)))
+            for line in chain
+        ):
             continue
         return earmark
     return None
