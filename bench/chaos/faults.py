@@ -212,5 +212,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "500, some applied": troubled(refuse=500, share=0.3, applied=0.2),
     "429": troubled(refuse=429, share=0.5),
     "answers delayed": troubled(delay_s=3.0),
+    "answers too late": troubled(late_s=9.0),
+    "500, reads too": troubled(refuse=500, share=0.3, reads=0.3),
     "connections cut": troubled(cut=0.3),
 }

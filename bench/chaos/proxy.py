@@ -33,7 +33,9 @@ class Trouble:
     refuse: int = 0  # status of the answer
     share: float = 0.0
     applied: float = 0.0  # of the refused: how many take effect nevertheless
-    delay_s: float = 0.0
+    delay_s: float = 0.0  # a write waits so long at most before it is passed on
+    late_s: float = 0.0  # its answer waits so long at most, the write being done
+    reads: float = 0.0  # share of reads that are refused too (watches are left alone)
     cut: float = 0.0  # share of writes whose connection is lost after they were sent
 
 
@@ -102,8 +104,10 @@ class Proxy:
             if self._rng.random() < trouble.applied:
                 async with self._forward(request, body) as answer:
                     await answer.read()
-            said = b'{"kind":"Status","status":"Failure","message":"chaos","code":%d}' % trouble.refuse
-            return web.Response(status=trouble.refuse, body=said, content_type="application/json")
+            return _refused(trouble.refuse)
+        if request.method == "GET" and not watching and trouble.reads and self._rng.random() < trouble.reads:
+            self.caused += 1
+            return _refused(trouble.refuse)
         try:
             async with self._forward(request, body) as answer:
                 if watching and answer.status == 200:
@@ -112,6 +116,9 @@ class Proxy:
         except (aiohttp.ClientError, OSError):
             self._lose(request)
             return web.Response(status=503)
+        if write and trouble.late_s:
+            self.caused += 1
+            await asyncio.sleep(self._rng.uniform(0, trouble.late_s))
         if write and trouble.cut and self._rng.random() < trouble.cut:
             self.caused += 1
             self._lose(request)
@@ -165,6 +172,11 @@ class Proxy:
         finally:
             self._watches.discard(too_old)
             ended.cancel()
+
+
+def _refused(status: int) -> web.Response:
+    said = b'{"kind":"Status","status":"Failure","message":"chaos","code":%d}' % status
+    return web.Response(status=status, body=said, content_type="application/json")
 
 
 def leads_through(proxy: Proxy, info: StackInfo, directory: Path) -> Callable[[str], dict[str, str]]:
