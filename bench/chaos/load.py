@@ -1,8 +1,8 @@
 """Work that streams in while things break: single pods, gangs, job events, cancels, deletions, node changes.
 
 Whoever submits does what a careful user does: tries again until the API server or the broker has said yes, with the
-same name or id each time. What was accepted must not be lost: a pod that had to leave before its end is made anew under
-its name, as the controller that owns it would.
+same name or id each time. What was accepted must not be lost: a pod that others took away is made anew under its name, as
+the controller that owns it would.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ class Stream:
             await self.set_cordon(node, False)
 
     def left(self, pod: PodView) -> None:
-        """A pod is gone: whether it is made anew depends on who wanted it gone."""
-        if pod.name in self._bodies and not pod.ended:
+        """A pod is gone: whether it is made anew depends on who wanted it gone. (One that ended as it was being evicted
+        is gone with its result.)"""
+        if pod.name in self._bodies:
             self._evicted.add(pod.name)
 
     async def own(self) -> NoReturn:
