@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from math import inf
+from typing import Final
 
 from libs.domain.jobs import Task
 from libs.domain.nodes import Node
@@ -18,6 +19,7 @@ from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
 from libs.engine.api import Decision, EngineConfig, PendingJob, Reserved, RunningTask
 from libs.engine.ask import ask_key
+from libs.engine.consolidate.plan import Limits
 from libs.engine.fair import Line, Shares, amounts_of, asked, place
 from libs.engine.filters import CODES
 from libs.engine.mix import MixState
@@ -25,6 +27,9 @@ from libs.engine.reserve import reserve
 from libs.engine.session import Session
 from libs.engine.topology.evicting import act
 from libs.engine.whatif import WhatIf, said, what_if
+
+#: What looking for moves may take where a service answers beside its work.
+_ASIDE: Final = Limits(work=3_000, search_work=1_000)
 
 
 class PlacementEngine:
@@ -186,7 +191,7 @@ class PlacementEngine:
         return what_if(self._session, job, now)
 
     def helps(self, job: PendingJob, now: float = 0.0) -> tuple[str, ...]:
-        return said(self.what_if(job, now))
+        return said(what_if(self._session, job, now, _ASIDE))
 
     # -- what was learned --------------------------------------------------------------------------------------------
     def learned(self, slot: int = 0) -> MixState:

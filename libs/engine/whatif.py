@@ -27,7 +27,7 @@ from libs.engine.actions.protect import protection
 from libs.engine.api import PendingJob
 from libs.engine.ask import Ask
 from libs.engine.consolidate.movers import Movers
-from libs.engine.consolidate.plan import Moves, least, plan_moves
+from libs.engine.consolidate.plan import LIMITS, Limits, Moves, least, plan_moves
 from libs.engine.devices import NodeState
 from libs.engine.filters import CODE
 from libs.engine.session import Session
@@ -89,18 +89,18 @@ class WhatIf:
     wishes: tuple[FewerWishes, ...] = ()
 
 
-def what_if(session: Session, job: PendingJob, now: float = 0.0) -> WhatIf:
+def what_if(session: Session, job: PendingJob, now: float = 0.0, limits: Limits = LIMITS) -> WhatIf:
     config = session.config
     session.config = dataclasses.replace(config, explain=False)
     session.begin(now)
     try:
-        return _answer(session, job)
+        return _answer(session, job, limits)
     finally:
         session.config = config
         session.settle()
 
 
-def _answer(session: Session, job: PendingJob) -> WhatIf:
+def _answer(session: Session, job: PendingJob, limits: Limits) -> WhatIf:
     if not job.tasks or _fits(session, job):
         return WhatIf(True)
     need = gang.minimum(job)
@@ -113,7 +113,7 @@ def _answer(session: Session, job: PendingJob) -> WhatIf:
         return WhatIf(False, quota=quota, request=tuple(_smaller(session, job)))
     shields = protection(session)
     movers = Movers(session, job.head, session.config.consolidate_after_s, lambda pod: shields.of(pod) is not None)
-    moves = plan_moves(session, job, movers)
+    moves = plan_moves(session, job, movers, limits)
     return WhatIf(
         False,
         moves if moves is not None and moves.moves else None,

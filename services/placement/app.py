@@ -20,6 +20,7 @@ from libs.runtime.lifecycle import Health
 from libs.runtime.phases import Phase, run_phases
 from libs.runtime.tasks import ended, never_ends
 from services.placement import measures
+from services.placement.advice import Advisor
 from services.placement.attention import Attention
 from services.placement.controller import Controller
 from services.placement.cycle import Cycle
@@ -72,6 +73,8 @@ class Placement:
         pauses = (Backoff(0.05, 5.0), Backoff(0.05, 5.0))
         self._emitter = Emitter(parts.bus.publisher(), pauses, self._partitions)
         self._teller = Teller(self.state, parts.kube, self._emitter, settings, clock)
+        self._advisor = Advisor(self.state, settings, clock, self._teller.waits)
+        self._teller.advised = self._advisor.advised
         self._controller = Controller(self.state, parts.kube, self._teller, clock, self._partitions)
         self._returns = Returns(self.state, parts.ledger, clock)
         self._mender = Mender(self.state, parts.kube, self._teller, settings, clock)
@@ -152,6 +155,7 @@ class Placement:
                     start(self._mender.run(), "broken gangs"),
                     start(self._gauge(), "gauges"),
                     start(self._learning.run(), "learning"),
+                    start(self._advisor.run(), "advice"),
                 ]
                 passes = start(self._cycle.run(), "passes")
                 deciders.append(passes)  # one that outlasts its phase must not hold up the end

@@ -30,6 +30,7 @@ STATUS_WRITES = counter(
     "drystone_placement_status_writes_total", "Status writes, by kind and answer.", ("kind", "answer")
 )
 MIX_WRITTEN = counter("drystone_placement_mix_written_total", "Records of the learned mix of tasks written.")
+ADVICE_S = histogram("drystone_placement_advice_seconds", "One answer to what would help a job that waits.")
 REPAIRED = counter("drystone_placement_repaired_total", "What the slow pass found different.", ("what",))
 VIEW_RELOADS = counter("drystone_placement_view_reloads_total", "Dumps of the ledger read, by cause.", ("cause",))
 UNREADABLE = counter("drystone_placement_unreadable_total", "Records that could not be read, by topic.", ("topic",))

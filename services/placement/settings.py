@@ -25,6 +25,8 @@ class PlacementSettings(CommonSettings):
     placement_consolidate_after_s: float = Field(default=600.0, ge=0, le=10_000_000)
     #: What a partition's jobs taught about the mix of tasks is written at most this often, seconds.
     placement_mix_s: float = Field(default=5.0, gt=0, le=3600)
+    #: What would help a job that waits is worked out for one job in this time, seconds.
+    placement_advice_s: float = Field(default=5.0, gt=0, le=3600)
     #: The consumer group that divides the jobs among replicas.
     placement_group: str = "drystone-placement"
     #: Most tasks decided and committed in one pass; the ledger takes at most 256 at once.

@@ -77,6 +77,8 @@ class Teller:
         self._writes: MergeQueue[str, PodWords | ObjectWords] = MergeQueue(limit=50_000, merge=_newer)
         self._next_slot = 0.0
         self._explainer = Explainer(state, settings)
+        #: Adds to a verdict what else is known to help.
+        self.advised: Callable[[Job, Verdict], Verdict] = lambda _job, verdict: verdict
         self.waiting_object: Callable[[Job, str, str], None] = lambda _job, _reason, _message: None
 
     # -- what happened ------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class Teller:
             job = self._state.pending.jobs.get(key)
             if job is None or job.verdict is None or not job.waiting or job.verdict.kind is Kind.WAIT:
                 continue
-            verdict = self._state.waiting.verdict_of(key) or job.verdict
+            verdict = self.advised(job, self._state.waiting.verdict_of(key) or job.verdict)
             if what == "event":
                 self._tell(job, verdict, now)
             else:
