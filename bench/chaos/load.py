@@ -1,8 +1,8 @@
 """Work that streams in while things break: single pods, gangs, job events, cancels, deletions, node changes.
 
 Whoever submits does what a careful user does: tries again until the API server or the broker has said yes, with the
-same name or id each time. What was accepted must not be lost: a pod that others took away is made anew under its name, as
-the controller that owns it would.
+same name or id each time. What was accepted must not be lost: a pod that others took away is made anew under its name,
+as the controller that owns it would.
 """
 
 from __future__ import annotations
