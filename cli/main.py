@@ -279,7 +279,7 @@ def bench_soak(
 def bench_fuzz(
     events: int = 10_000,
     seed: int = 1,
-    rate: Annotated[float, typer.Option(help="Events a second.")] = 200.0,
+    rate: Annotated[float, typer.Option(help="Events a second.")] = 100.0,
     as_json: Json = False,
 ) -> None:
     """Hostile job events on real parts: each is answered once, nothing dies, nothing stalls. Exit 1 if not so."""
