@@ -19,6 +19,7 @@ from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Verdict
 from libs.domain.volumes import Claim
 from libs.engine.fair.shares import Shares
+from libs.engine.precision.table import GpuModel
 
 if TYPE_CHECKING:
     from libs.engine.mix import MixState
@@ -126,8 +127,9 @@ class EngineConfig:
     """`weights` are policy name -> weight. `candidates` > 1 draws among that many best nodes (for replicas that
     contend), with a generator seeded by `seed`. `typical` replaces the mix of tasks that policies learn by a fixed one:
     requests, and how often they come. Without `explain` a refusal says only that nothing fits. `levels` are the kinds
-    of topology domains, widest first. With `consolidate` running tasks are moved where that lets a job in, each only
-    after it has run for `consolidate_after_s`."""
+    of topology domains, widest first. `gpu_models` stand before the entries of the table of what GPUs compute.
+    With `consolidate` running tasks are moved where that lets a job in, each only after it has run for
+    `consolidate_after_s`."""
 
     weights: dict[str, int] = field(default_factory=lambda: {"drystone": 1})
     candidates: int = 1
@@ -144,6 +146,7 @@ class EngineConfig:
     history: int = 0
     overdue_s: float = 129_600.0
     levels: tuple[Level, ...] = LEVELS
+    gpu_models: tuple[GpuModel, ...] = ()
 
 
 class Engine(Protocol):

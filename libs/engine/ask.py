@@ -12,6 +12,7 @@ from libs.domain.jobs import Task
 from libs.domain.nodes import Toleration
 from libs.domain.resources import WHOLE, GpuRequest, Request
 from libs.domain.rules import Rules
+from libs.engine.precision.table import Allowed, GpuTable, default_table
 
 
 class Scope(NamedTuple):
@@ -45,7 +46,8 @@ class Ask:
     __slots__ = ("count", "cpu", "extra", "gpu", "gpu_milli", "key", "mem", "mib", "milli", "models", "request",
                  "rules", "scope", "selector", "share", "tolerations")  # fmt: skip
 
-    def __init__(self, key: AskKey) -> None:
+    def __init__(self, key: AskKey, table: GpuTable | None = None) -> None:
+        """`table`: what models of GPU support, where that is asked for; by default ours."""
         request, selector, tolerations, scope = key
         self.key = key
         self.request: Request = request
@@ -56,7 +58,11 @@ class Ask:
         self.share = request.gpu.shared
         self.milli = request.gpu.milli
         self.mib = 0 if request.gpu.milli else request.gpu.mib
-        self.models = frozenset(request.gpu.models)
+        names = frozenset(request.gpu.models)
+        #: Names of models that will do, empty (false) for any.
+        self.models: frozenset[str] | Allowed = names
+        if request.gpu.precision_required and request.gpu.precision:
+            self.models = Allowed(names, request.gpu.precision, table or default_table())
         self.selector = selector
         self.tolerations = tolerations
         self.scope = scope
@@ -70,6 +76,10 @@ class Ask:
     def charge_depends(self) -> bool:
         """Whether the milli GPUs charged depend on the device chosen."""
         return self.share and self.mib > 0
+
+    def supporting(self) -> list[str]:
+        """Models that support the precision that is required."""
+        return self.models.supporting() if isinstance(self.models, Allowed) else []
 
     def grant(self, device_mib: int) -> tuple[int, int]:
         """(milli, MiB) taken of one device: `GpuRequest.grant`, without attribute chains."""

@@ -109,6 +109,7 @@ class PlacementEngine:
         decisions: dict[int, Decision] = {}
         for at in self._in_line(jobs, decisions):
             decisions[at] = self._decide(jobs[at])
+            self._session.precisions.learn(jobs[at])
             self._session.mix.learn(jobs[at])  # what comes later is decided by what came before
         return [decisions[at] for at in range(len(jobs))]
 

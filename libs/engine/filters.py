@@ -10,6 +10,7 @@ come and go with the condition and are told as such.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 import numpy as np
@@ -96,10 +97,15 @@ def eligible(snapshot: Snapshot, columns: Columns, ask: Ask) -> Bools:
     """Devices that exist and are of a model that will do."""
     if not ask.models:
         return columns.exists
-    accepted = np.zeros(snapshot.model_count, np.bool_)
-    accepted[[code for code in snapshot.model_codes(ask.models) if code > 0]] = True
-    found: Bools = columns.exists & accepted.take(columns.model)
+    found: Bools = columns.exists & _accepted(snapshot, ask.models).take(columns.model)
     return found
+
+
+def _accepted(snapshot: Snapshot, models: Container[str]) -> Bools:
+    """By code, whether a model is among these."""
+    accepted = np.zeros(snapshot.model_count, np.bool_)
+    accepted[snapshot.model_codes(models)] = True
+    return accepted
 
 
 def _set(codes: Ints, where: Bools, reason: Reason) -> None:
@@ -130,7 +136,10 @@ def static_codes(snapshot: Snapshot, ask: Ask, rows: Ints) -> Ints:
         _set(codes, snapshot.closed[rows], Reason.GPU_CLOSED)
         _set(codes, columns.devices < ask.count, Reason.GPU_TOTAL)
         if ask.models:
-            _set(codes, fit.sum(axis=1) < ask.count, Reason.GPU_MODEL)
+            if ask.gpu.models or not ask.gpu.precision_required:
+                named = columns.exists & _accepted(snapshot, ask.gpu.models).take(columns.model)
+                _set(codes, named.sum(axis=1) < ask.count, Reason.GPU_MODEL)
+            _set(codes, fit.sum(axis=1) < ask.count, Reason.PRECISION)
         if ask.mib:
             _set(codes, (fit & (columns.dev_mib >= ask.mib)).sum(axis=1) < ask.count, Reason.GPU_MEMORY_TOTAL)
     _set(codes, columns.cap_cpu < ask.cpu, Reason.CPU_TOTAL)

@@ -22,6 +22,8 @@ from libs.engine.feasible import Feasibility
 from libs.engine.mix import TypicalMix
 from libs.engine.policies import chosen
 from libs.engine.policies.base import Base, Surroundings
+from libs.engine.precision.demand import PrecisionDemand
+from libs.engine.precision.table import default_table
 from libs.engine.queues import QueueBook
 from libs.engine.rules.book import Book, Placed, placed
 from libs.engine.rules.feasible import RuledFeasibility
@@ -45,8 +47,12 @@ class Session:
         self.runs = Runs()
         self.mix = TypicalMix(config.typical, config.mix_slots)
         self._draw = Draw(config.seed)
-        around = Surroundings(self.snapshot, self.mix, self.charges, self._draw)
+        self.precisions = PrecisionDemand()
+        self.table = default_table().extended(config.gpu_models)
+        around = Surroundings(self.snapshot, self.mix, self.charges, self._draw, self.precisions, self.table)
         self.policies = chosen(config.weights, around)
+        #: For tasks that declare no precision.
+        self._plain = tuple(p for p in self.policies if not p[0].declared_only) or self.policies
         #: Devices within a node are chosen by the policy of greatest weight.
         self.choose = max(self.policies, key=lambda p: p[1], default=(Base(around), 0))[0].choose
         self._draws = any(policy.draws for policy, _ in self.policies)
@@ -78,11 +84,12 @@ class Session:
         if found is None:
             if len(self._classes) >= CLASSES:
                 del self._classes[min(self._classes, key=lambda k: self._classes[k].used)]
-            ask = Ask(key)
+            ask = Ask(key, self.table)
+            policies = self.policies if ask.gpu.precision else self._plain
             if ask.scope is None and not ask.extra:
-                found = Feasibility(self.snapshot, ask, self.policies)
+                found = Feasibility(self.snapshot, ask, policies)
             else:
-                found = RuledFeasibility(self.snapshot, ask, self.policies, self.book)
+                found = RuledFeasibility(self.snapshot, ask, policies, self.book)
             self._classes[key] = found
         self._uses += 1
         found.used = self._uses
@@ -130,6 +137,7 @@ class Session:
             names = [
                 f"{policy.name}@{self.mix.version}" if epoch else policy.name
                 for (policy, _), epoch in zip(self.policies, epochs, strict=True)
+                if epoch or not policy.declared_only
             ]
             self._fits = Verdict(kind=FITS.kind, policy="+".join(names))
         return self._fits

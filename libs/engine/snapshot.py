@@ -8,6 +8,7 @@ of alike tasks one rescoring and nobody else anything.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 import numpy as np
@@ -293,8 +294,9 @@ class Snapshot:
             self._total_at = at
         return self._total
 
-    def model_codes(self, models: frozenset[str]) -> list[int]:
-        return [self._models[m] for m in sorted(models) if m in self._models]
+    def model_codes(self, models: Container[str]) -> list[int]:
+        """Of the models seen so far that are among these."""
+        return [code for name, code in self._models.items() if name in models]
 
     @property
     def model_count(self) -> int:

@@ -20,6 +20,7 @@ from libs.engine.policies.first_fit_hash import FirstFitHash
 from libs.engine.policies.kube_scheduler import MostAllocated, RequestedToCapacityRatio
 from libs.engine.policies.lexicographic import LexicographicBestFit
 from libs.engine.policies.packing import Packing
+from libs.engine.policies.precision import PrecisionPolicy
 from libs.engine.policies.random_fit import RandomFit
 from libs.engine.policies.spread import Spread
 from libs.engine.policies.weighted_best_fit import WeightedBestFit
@@ -39,6 +40,7 @@ _ALL: Final[tuple[type[Base], ...]] = (
     MostAllocated,
     RequestedToCapacityRatio,
     Spread,
+    PrecisionPolicy,
 )
 POLICIES: Final[dict[str, Callable[[Surroundings], Policy]]] = {policy.name: policy for policy in _ALL}
 #: Bits that the weighted sum of all scores may take: a node's rank and a sign share a word with it.

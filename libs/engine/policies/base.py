@@ -17,6 +17,8 @@ from libs.engine.ask import Ask
 from libs.engine.devices import NodeState
 from libs.engine.draw import Draw
 from libs.engine.mix import TypicalMix
+from libs.engine.precision.demand import PrecisionDemand
+from libs.engine.precision.table import GpuTable, default_table
 from libs.engine.snapshot import Columns, Ints, Snapshot
 
 
@@ -27,12 +29,14 @@ def _nothing(row: int) -> Iterable[Charge]:  # noqa: ARG001
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What one engine offers to its policies: its nodes, the mix of tasks it has seen, the charges on the node of a
-    row, and a seeded generator."""
+    row, a seeded generator, the precisions that jobs declared, and what models of GPU compute."""
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     mix: TypicalMix = field(default_factory=TypicalMix)
     charges: Callable[[int], Iterable[Charge]] = _nothing
     draw: Draw = field(default_factory=lambda: Draw(0))
+    precisions: PrecisionDemand = field(default_factory=PrecisionDemand)
+    table: GpuTable = field(default_factory=default_table)
 
 
 class Policy(Protocol):
@@ -61,6 +65,11 @@ class Policy(Protocol):
         """Whether nodes with equal facts and nothing on them score the same, so that one is scored for all."""
         ...
 
+    @property
+    def declared_only(self) -> bool:
+        """Whether only tasks that declare a precision are scored by it."""
+        ...
+
     def epoch(self) -> int:
         """Grows when scores change although no node did."""
         ...
@@ -81,6 +90,7 @@ class Base:
     ceiling = 100
     draws = False
     by_room = True
+    declared_only = False
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around

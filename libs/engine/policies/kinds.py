@@ -7,7 +7,7 @@ for; where there are more than LEVELS different ones they are rounded up to fewe
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 import numpy as np
@@ -52,10 +52,10 @@ class Kinds:
     def codes_of(self, models: Iterable[str]) -> list[int]:
         return [self._codes[name] for name in models if name in self._codes]
 
-    def accepted(self, models: Iterable[str]) -> Bools:
+    def accepted(self, models: Container[str]) -> Bools:
         """By code, whether a model is among these."""
         found = np.zeros(self.models, np.bool_)
-        found[self.codes_of(models)] = True
+        found[[code for name, code in self._codes.items() if name in models]] = True
         return found
 
     def _resolve(self, shape: Shape) -> list[Want]:

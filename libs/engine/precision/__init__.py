@@ -1,0 +1,1 @@
+"""Which GPU computes what how fast, and what that is worth where some are scarce."""
