@@ -37,8 +37,9 @@ local function begin_rebuild(keys, args)
   local p = u.p
   call('UNLINK', p .. ':nodes', p .. ':work', p .. ':tasks', p .. ':due')
   for part = 0, u.parts do call('UNLINK', p .. ':part:' .. string.format('%d', part)) end
-  -- Greater than any generation of a data set that was lost with its counter.
-  u.gen = max(u.gen + 1, floor(u.base / 10000))
+  -- Greater than any generation of a data set that was lost with its counter: milliseconds, because one may be lost
+  -- within the second in which it was begun.
+  u.gen = max(u.gen + 1, floor(u.base / 10))
   u.rev = max(u.rev, u.base) + 1000
   u.term = term
   u.meta = {gen = u.gen, whole = '0', term = term, rev = u.rev, run = args[2], layout = tonumber(args[3]), seq = u.seq}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import fakeredis
@@ -339,6 +340,18 @@ async def test_older_generation_is_dead_and_an_older_leader_is_fenced(scene: Sce
         await scene.ledger.confirm({"a.0": "t1"}, scene.generation)
     with pytest.raises(StaleTerm):
         await scene.ledger.nodes_seen([node()], TERM)
+
+
+async def test_a_data_set_that_is_lost_at_once_is_never_taken_for_its_successor(scene: Scene) -> None:
+    """Claims of the lost one name its generation: the next must be another, whatever the clock's seconds say."""
+    seen = {scene.generation}
+    for _ in range(5):
+        await asyncio.sleep(0.002)
+        await scene.ledger._client.flushall()
+        state = await scene.ledger.begin_rebuild(TERM)
+        assert state.generation not in seen
+        assert state.generation > max(seen)
+        seen.add(state.generation)
 
 
 async def test_stream_says_when_it_was_trimmed_or_rebuilt(scene: Scene) -> None:
