@@ -55,6 +55,8 @@ CATALOG = frozenset({"priorityclasses", "queues", "podgroups"})
 _RECHECK_S = 60.0
 #: Reports of what is bound or gone leave at most this often.
 GATHER_S = 0.03
+#: Every so many half seconds the leader asks whether the ledger is still whole.
+_LOOK_EVERY = 4
 #: Every so many slow passes the topic's content is read and compared, even if nothing looks lost.
 _READ_TOPIC_EVERY = 10
 
@@ -288,17 +290,16 @@ class Leadership:
         await self._first.wait()
         await self._compare_with_topic()
         while True:
-            for _ in range(max(1, int(self._settings.slow_pass_s / 0.5))):
+            for n in range(max(1, int(self._settings.slow_pass_s / 0.5))):
                 await self._clock.sleep(0.5)
                 await self._emitter.flush()
+                if n % _LOOK_EVERY == 0:
+                    await self._still_whole()
             try:
-                state = await self._ledger.state()
                 self._mark = await self._ledger.mark()
             except LedgerUnavailable as fault:
                 log.warning("ledger unavailable", fault=str(fault))
                 continue
-            if not state.whole:
-                raise LedgerLost(f"generation {state.generation} is not whole")
             listings = {name: r.health().lists for name, r in self._reflectors.items()}
             for reflector in self._reflectors.values():
                 reflector.relist()
@@ -308,6 +309,16 @@ class Leadership:
             self._passes += 1
             if self._passes - self._compared_at >= _READ_TOPIC_EVERY or self._looks_lost():
                 await self._compare_with_topic()
+
+    async def _still_whole(self) -> None:
+        """Where nothing happens nobody else would notice that the ledger was lost, and the next pod would wait."""
+        try:
+            state = await self._ledger.state()
+        except LedgerUnavailable as fault:
+            log.warning("ledger unavailable", fault=str(fault))
+            return
+        if not state.whole:
+            raise LedgerLost(f"generation {state.generation} is not whole")
 
     def _looks_lost(self) -> bool:
         return not self._emitter.dirty and len(self._emitter.acknowledged) != len(self.picture.fact_keys())

@@ -359,6 +359,24 @@ async def test_an_emptied_ledger_is_built_anew_from_what_is_there() -> None:
         await world.until(rebuilt, 15.0)
 
 
+async def test_an_emptied_ledger_is_noticed_although_nothing_happens() -> None:
+    """Long before the slow pass: the next pod shall not have to wait for it."""
+    world = await World().open()
+    uid = world.pod("runs", node="n0", gpus="1")
+    watcher = world.watcher(slow_pass_s=60)
+    async with world.running(watcher):
+        await world.synced(watcher)
+        before = await world.ledger.state()
+        await world.ledger._client.flushall()
+
+        async def whole_again() -> bool:
+            state = await world.ledger.state()
+            return state.whole and state.generation > before.generation
+
+        await world.until(whole_again, 15.0)
+        assert (await world.held())[uid].state == "bound"
+
+
 async def test_a_lease_that_was_made_anew_does_not_lock_the_leader_out_of_the_ledger() -> None:
     """Somebody deleted the Lease, so terms count from one again; the ledger has seen a higher one."""
     world = await World().open()
