@@ -254,10 +254,10 @@ class Cycle:
             attention.placed(queue)
             return
         measures.HOPELESS.inc()
-        if attention.failed(queue, now) and now - self._bounded_at >= _TELL_S:
+        if attention.failed(queue) and now - self._bounded_at >= _TELL_S:
             self._bounded_at = now
             log.info(
-                "a queue spent its attention on jobs that fit nowhere; its others wait a moment",
+                "jobs of a queue fit nowhere, one after the other; it is decided in slices",
                 queue=queue,
                 evaluations=attention.count(queue),
                 per_s=attention.per_s,

@@ -21,7 +21,7 @@ from libs.domain.verdicts import Verdict
 from libs.engine.api import PendingJob, Start
 from libs.engine.fair import NOTHING, Line, Place, Shares, asked, everything, place
 from libs.kube.trainingjobs import task_of
-from services.placement.attention import Attention
+from services.placement.attention import SLICES, Attention
 
 #: How many ended or bound task ids are remembered. At 1,000 pods/s this is more than two minutes, and a hint or a list
 #: that is older than that is caught by the ledger (tombstones, held tasks).
@@ -303,6 +303,7 @@ class Pending:
         open_partitions = frozenset(active)
         taken: list[Job] = []
         of_queue: dict[str, int] = {}
+        slices = SLICES
         room, line = limit, self.line
         line.settle()
         for queue in [q for q in self._closed if self.attention.opens(q, now) <= now]:
@@ -320,15 +321,19 @@ class Pending:
                 line.discard(entry.key)
                 continue
             queue = entry.path
-            if of_queue.get(queue, 0) >= self.attention.most(queue, now, limit):
+            bounded = self.attention.bounded(queue)
+            if of_queue.get(queue, 0) >= self.attention.most(queue, now, limit) or (bounded and not slices):
                 self._closed.add(queue)
                 line.close(queue)
                 continue
             line.discard(entry.key)
             line.charge(queue, entry.ask if len(tasks) == 1 else everything(tasks))
             of_queue[queue] = of_queue.get(queue, 0) + 1
+            slices -= bounded
             taken.append(job)
             room -= len(tasks)
+        for queue in of_queue:
+            self.attention.took(queue, now)
         return taken
 
     def of_partition(self, partition: int) -> Iterator[Job]:
