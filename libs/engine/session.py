@@ -54,7 +54,7 @@ class Session:
         #: For tasks that declare no precision.
         self._plain = tuple(p for p in self.policies if not p[0].declared_only) or self.policies
         #: Devices within a node are chosen by the policy of greatest weight.
-        self.choose = max(self.policies, key=lambda p: p[1], default=(Base(around), 0))[0].choose
+        self.choose = max(self._plain, key=lambda p: p[1], default=(Base(around), 0))[0].choose
         self._draws = any(policy.draws for policy, _ in self.policies)
         self._fits = FITS
         self._fits_at: tuple[int, ...] | None = None
