@@ -44,11 +44,19 @@ class Meta(_Part, frozen=True):
     annotations: dict[str, str] | None = None
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
     owner_references: tuple[OwnerReference, ...] | None = None
 
     @property
     def created(self) -> float:
         return self.creation_timestamp.timestamp() if self.creation_timestamp else 0.0
+
+    @property
+    def deleted(self) -> float:
+        """When its deletion was asked for, 0 where it was not. The time stamp is when it is to be over."""
+        if self.deletion_timestamp is None:
+            return 0.0
+        return self.deletion_timestamp.timestamp() - (self.deletion_grace_period_seconds or 0)
 
 
 # --- pods ---------------------------------------------------------------------------------------------------
@@ -236,6 +244,7 @@ class QueueSpec(_Part, frozen=True):
     weights: dict[str, int] | None = None
     preemptible: bool | None = None
     min_run_seconds: int | None = None
+    notice_seconds: int | None = None
     evict_notice_seconds: int | None = None
     evictions: QueueEvictions | None = None
     namespaces: tuple[str, ...] | None = None

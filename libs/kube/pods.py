@@ -61,6 +61,9 @@ class PodView(msgspec.Struct, frozen=True):
     topology: Topology | None = None
     #: It was told to make room for another, or to leave its node: how it ends then says nothing about its program.
     disrupted: bool = False
+    #: It was said of the pod that it goes for others that the scheduler places (PreemptionByScheduler).
+    preempted: bool = False
+    deleted: float = 0.0  # when its deletion was asked for, 0: it was not
 
     @property
     def ours(self) -> bool:
@@ -174,6 +177,8 @@ def pod_of(pod: Pod) -> PodView:
     problems = list(wish.unsupported)
     rules = rules_of(spec, meta.namespace, labels, problems, meta.name)
     role, index, attempt = parse_task(annotations.get(keys.TASK, ""))
+    targets = (c for c in status.conditions or () if c.type == "DisruptionTarget" and c.status == "True")
+    disruption = next(targets, None)
     topology = topology_of(labels, annotations, problems, index if role else None)
     unsupported = tuple(problems)
     gang_min = 0
@@ -214,7 +219,9 @@ def pod_of(pod: Pod) -> PodView:
         started=status.start_time.timestamp() if status.start_time else meta.created,
         rules=rules,
         topology=topology,
-        disrupted=any(c.type == "DisruptionTarget" and c.status == "True" for c in status.conditions or ()),
+        disrupted=disruption is not None,
+        preempted=disruption is not None and disruption.reason == "PreemptionByScheduler",
+        deleted=meta.deleted,
     )
 
 

@@ -38,11 +38,14 @@ def test_protection_is_read_and_has_defaults() -> None:
     read = queues.tree(
         {
             "plain": spec(),
-            "kept": spec(preemptible=False, minRunSeconds=900, evictions={"most": 0, "windowSeconds": 60}),
+            "kept": spec(
+                preemptible=False, minRunSeconds=900, noticeSeconds=30, evictions={"most": 0, "windowSeconds": 60}
+            ),
         }
     )
     plain, kept = read["plain"].queue, read["kept"].queue
     assert (plain.preemptible, plain.min_run_s, plain.evictions, plain.evictions_window_s) == (True, 0, 3, 86_400)
+    assert (plain.notice_s, kept.notice_s) == (0, 30)
     assert (kept.preemptible, kept.min_run_s, kept.evictions, kept.evictions_window_s) == (False, 900, 0, 60)
 
 
