@@ -20,7 +20,8 @@ from libs.kube.objects import Pod
 from libs.kube.pods import PodView, pod_of
 from libs.kube.trainingjobs import TrainingJobView
 
-_HELPS = re.compile(r"(?:;|\.) (?:would help|helps): (.*)$")
+#: Up to where the job stands in line, which may follow.
+_HELPS = re.compile(r"(?:;|\.) (?:would help|helps): (.*?)(?:\. (?:about )?\d+(?:st|nd|rd|th) of \d+ waiting in .*)?$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from cli.simulate.pack import pack
 from cli.simulate.queue import queue
 from cli.simulate.story import story
 from cli.simulate.table import table
+from cli.simulate.whatif import whatif
 
 simulate_app = typer.Typer(help="Policies on your own lists, in virtual time; needs no cluster.", no_args_is_help=True)
 
@@ -25,3 +26,4 @@ simulate_app.command("story")(story)
 simulate_app.command("table")(table)
 simulate_app.command("bound")(bound)
 simulate_app.command("departures")(departures)
+simulate_app.command("whatif")(whatif)

@@ -29,6 +29,9 @@ def queue(
     frontier: Annotated[
         bool, typer.Option("--frontier", help="Drystone's order with each parameter halved and doubled, and others.")
     ] = False,
+    fairness: Annotated[
+        str, typer.Option(help="Drystone's order with its knob at each of these, 0 (efficiency) to 100: 0,50,100.")
+    ] = "",
     processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report with plots here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
@@ -37,6 +40,7 @@ def queue(
     from libs.sim.errors import SimulationError
     from libs.sim.queue.figures import figures
     from libs.sim.queue.frontier import frontier as spread
+    from libs.sim.queue.frontier import knob
     from libs.sim.queue.loop import Costs
     from libs.sim.queue.study import Setup, parse_fence
     from libs.sim.queue.trace import read_jobs
@@ -50,7 +54,9 @@ def queue(
         setups = [
             Setup(nodes, gpus_per_node, name.strip(), costs, tenants == "fenced", shares) for name in policy.split(",")
         ]
-        if frontier:
+        if fairness:
+            setups = knob(setups[0], _settings(fairness))
+        elif frontier:
             setups = spread(setups[0])
         results = _run(setups, trace, processes)
     except SimulationError as error:
@@ -65,6 +71,13 @@ def queue(
         return
     for table in tables:
         sys.stdout.write(_line(table) + "\n")
+
+
+def _settings(text: str) -> list[int]:
+    settings = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
+    if not all(0 <= at <= 100 for at in settings):
+        raise CommandError(f"fairness is 0 to 100, one or more joined by commas, not {text!r}")
+    return settings
 
 
 def _run(setups: list[Any], trace: list[Any], processes: int) -> list[Any]:

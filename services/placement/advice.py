@@ -54,10 +54,10 @@ class Advisor:
             return verdict
         looks, now = self._looks(job), self._clock.monotonic()
         known = self._known.get(looks)
-        if known is None or known.reason is not verdict.reason or now - known.at > _GOOD_S:
-            if len(self._asked) < _KEPT:
-                self._asked.setdefault(looks, job.head.key)
-        return with_helps(verdict, known.helps) if known is not None and known.reason is verdict.reason else verdict
+        fits = known is not None and known.reason is verdict.reason
+        if len(self._asked) < _KEPT and (not fits or known is None or now - known.at > _GOOD_S):
+            self._asked.setdefault(looks, job.head.key)
+        return with_helps(verdict, known.helps) if known is not None and fits else verdict
 
     async def run(self) -> NoReturn:
         while True:
