@@ -244,7 +244,6 @@ class QueueSpec(_Part, frozen=True):
     weights: dict[str, int] | None = None
     preemptible: bool | None = None
     min_run_seconds: int | None = None
-    notice_seconds: int | None = None
     evict_notice_seconds: int | None = None
     evictions: QueueEvictions | None = None
     namespaces: tuple[str, ...] | None = None

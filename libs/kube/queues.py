@@ -103,7 +103,6 @@ def _queue(path: str, spec: QueueSpec, version: str, problems: list[tuple[str, s
         weights=_weights(spec.weights or {}),
         preemptible=spec.preemptible is not False,
         min_run_s=max(spec.min_run_seconds or 0, 0),
-        notice_s=max(spec.notice_seconds or 0, 0),
         notice_s=max(spec.evict_notice_seconds or 0, 0),
         **({} if evictions is None or evictions.most is None else {"evictions": max(evictions.most, 0)}),
         **(

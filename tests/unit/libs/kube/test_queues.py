@@ -39,7 +39,7 @@ def test_protection_is_read_and_has_defaults() -> None:
         {
             "plain": spec(),
             "kept": spec(
-                preemptible=False, minRunSeconds=900, noticeSeconds=30, evictions={"most": 0, "windowSeconds": 60}
+                preemptible=False, minRunSeconds=900, evictNoticeSeconds=30, evictions={"most": 0, "windowSeconds": 60}
             ),
         }
     )
