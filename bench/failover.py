@@ -241,8 +241,8 @@ async def run(
                     await _once(ground, stream, scenario, row)
                     last = row.measured[-1]
                     report(f"{name}, {n + 1} of {repeats}: {last.summary()} back {row.back[-1:] or '-'}")
-                    row.problems += [f"device promised twice: {what}" for what in stream.twice]
-                    stream.twice.clear()
+                    row.problems += stream.owners.twice
+                    stream.owners.twice.clear()
             streaming.cancel()
     return {
         "rate": rate,

@@ -20,19 +20,19 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
 
-from bench.chaos.kubelet import SECONDS, HonestKubelets
-from bench.failover import Ground, devices, ended, grounded
+from bench.failover import Ground, ended, grounded
 from bench.jobs import headers
 from bench.pipeline import percentiles
-from bench.steady import NAMESPACE, Pod, Seen, Steady, follow
+from bench.steady import NAMESPACE, Owners, Pod, Seen, Steady, follow
 from libs.contracts import topics
 from libs.domain import keys
 from libs.domain.jobs import Phase
-from libs.host.laws import violations
-from libs.kube import trainingjobs
+from libs.host.laws import Violation, violations
+from libs.kube import trainingjobs, writes
 from libs.kube.port import Kube
 from libs.kube.writes import list_all
 from libs.store.redis import RedisLedger
+from tools.load import Load
 
 Report = Callable[[str], None]
 
@@ -42,6 +42,7 @@ BEFORE_S: Final = 30.0
 #: What a restart may add to the longest wait.
 LIMIT_S: Final = 10.0
 _SETTLE_S: Final = 60.0
+_LIFE_S: Final = 1.0
 _READY_S: Final = 60.0
 
 
@@ -53,40 +54,56 @@ class Jobs:
     kube: Kube
     bootstrap: str
     rate: float
+    owners: Owners
     tasks: int = 2
     jobs: dict[str, Seen] = field(default_factory=dict)
     _bound: dict[str, set[str]] = field(default_factory=dict)
+    _group: asyncio.TaskGroup = field(init=False)
 
-    async def run(self) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
+        """Submit until `stop`; end the tasks that are bound until cancelled."""
         producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, acks="all", enable_idempotence=True)
         await producer.start()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(follow(self.kube, keys.JOB, self._look), name="tasks of jobs")
-                tasks.create_task(self._submit(producer), name="submit")
+            async with asyncio.TaskGroup() as self._group:
+                self._group.create_task(follow(self.kube, keys.JOB, self._look, self.owners.gone), name="job tasks")
+                self._group.create_task(self._submit(producer, stop), name="submit")
         finally:
             await producer.stop()
 
-    async def _submit(self, producer: AIOKafkaProducer) -> None:
-        while True:
+    async def _submit(self, producer: AIOKafkaProducer, stop: asyncio.Event) -> None:
+        while not stop.is_set():
             name = f"job-{len(self.jobs)}"
-            await producer.send_and_wait(
-                topics.JOBS.name, event(name, self.tasks), key=name.encode(), headers=headers(name)
-            )
-            self.jobs[trainingjobs.object_name("default", name)] = Seen(time.monotonic())
+            seen = self.jobs[trainingjobs.object_name("default", name)] = Seen(time.monotonic())
+            body = event(name, self.tasks)
+            await producer.send_and_wait(topics.JOBS.name, body, key=name.encode(), headers=headers(name))
+            seen.accepted = time.monotonic()
             await asyncio.sleep(1 / self.rate)
 
     def _look(self, pod: Pod) -> None:
-        job = pod.metadata.labels.get(keys.JOB, "")
-        if not pod.spec.nodeName:
+        job, name = pod.metadata.labels.get(keys.JOB, ""), pod.metadata.name
+        if pod.status.phase in ("Succeeded", "Failed"):
+            self.owners.gone(name)
             return
         bound = self._bound.setdefault(job, set())
-        if pod.metadata.name in bound:
+        if not pod.spec.nodeName or name in bound:
             return
-        bound.add(pod.metadata.name)
+        bound.add(name)
+        self.owners.promised(pod)
+        self._group.create_task(self._end(name), name=f"end {name}")
         seen = self.jobs.get(job)
         if len(bound) == self.tasks and seen is not None:
             seen.bound = time.monotonic()
+
+    async def _end(self, name: str) -> None:
+        """As a kubelet whose container has done its work."""
+        await asyncio.sleep(_LIFE_S)
+        path = writes.pods_path(NAMESPACE, name, "status")
+        while True:
+            answer = await self.kube.call("PATCH", path, b'{"status":{"phase":"Succeeded"}}', content_type=writes.MERGE)
+            if answer.ok or answer.status == 404:
+                return
+            await asyncio.sleep(0.1)
 
 
 def event(name: str, tasks: int) -> bytes:
@@ -110,33 +127,22 @@ async def run(
         usual = dict.fromkeys(SERVICES, 2)
         extra = {"metrics-collector": {"DRYSTONE_SHARDS": "2"}}
         async with grounded(keep, nodes=NODES, replicas=usual, extra=extra, source=old) as (ground, load):
-            pods = Steady(load.kube, rate, annotations={SECONDS: "0.5"})
-            jobs = Jobs(load.kube, ground.stack.info.kafka_bootstrap, jobs_per_s)
-            kubelets, twice = HonestKubelets(load.kube), set[str]()
+            owners, stop = Owners(), asyncio.Event()
+            pods = Steady(load.kube, rate, owners=owners)
+            jobs = Jobs(load.kube, ground.stack.info.kafka_bootstrap, jobs_per_s, owners)
             async with asyncio.TaskGroup() as tasks:
-                checkers = [
-                    tasks.create_task(kubelets.run(), name="kubelets"),
-                    tasks.create_task(devices(kubelets, twice), name="devices"),
-                ]
                 streams = [
                     tasks.create_task(pods.run(), name="pods"),
-                    tasks.create_task(jobs.run(), name="jobs"),
+                    tasks.create_task(jobs.run(stop), name="jobs"),
                 ]
                 result = await _measure(ground, pods, jobs, report)
-                lost = await _left(load.kube, pods, jobs, streams[1])
+                stop.set()
+                lost = await _left(load.kube, pods, jobs)
                 streams[0].cancel()
-                ledger = RedisLedger(ground.stack.info.redis_url)
-                await ledger.open()
-                found = await violations(load.kube, ledger)
-                await ledger.close()
-                for task in checkers:
-                    task.cancel()
-            result["problems"] = [
-                *lost,
-                *sorted(twice),
-                *(f"refused by kubelet: {r}" for r in kubelets.refusals),
-                *(f"{v.law}: {v.about}: {v.detail}" for v in found),
-            ]
+                await asyncio.sleep(2.0)
+                found = await _violations(ground, load)
+                streams[1].cancel()
+            result["problems"] = [*lost, *owners.twice, *(f"{v.law}: {v.about}: {v.detail}" for v in found)]
             result["before_revision"] = before
             return result
     finally:
@@ -195,9 +201,17 @@ async def _measure(ground: Ground, pods: Steady, jobs: Jobs, report: Report) -> 
     }
 
 
-async def _left(kube: Kube, pods: Steady, jobs: Jobs, submitting: asyncio.Task[None]) -> list[str]:
+async def _violations(ground: Ground, load: Load) -> list[Violation]:
+    ledger = RedisLedger(ground.stack.info.redis_url)
+    await ledger.open()
+    try:
+        return await violations(load.kube, ledger)
+    finally:
+        await ledger.close()
+
+
+async def _left(kube: Kube, pods: Steady, jobs: Jobs) -> list[str]:
     """Accepted jobs and pods that have not run to their end within the time for it."""
-    submitting.cancel()
     until = time.monotonic() + _SETTLE_S
     while True:
         listed = await list_all(kube, trainingjobs.path(NAMESPACE))

@@ -60,10 +60,7 @@ class Steady:
     made: int = 0
     #: Ticks at which no pod was made because `most` were unbound already.
     held_back: int = 0
-    #: What was promised to two pods at once: device, and who they are.
-    twice: list[str] = field(default_factory=list)
-    _holds: dict[tuple[str, str], str] = field(default_factory=dict)
-    _held: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    owners: Owners = field(default_factory=lambda: Owners())
     _leaving: deque[tuple[float, str]] = field(default_factory=deque)
     _width: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PARALLEL))
     _unbound: int = 0
@@ -72,7 +69,7 @@ class Steady:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            tasks.create_task(follow(self.kube, f"run={self.name}", self._look, self._gone), name="bindings")
+            tasks.create_task(follow(self.kube, f"run={self.name}", self._look, self.owners.gone), name="bindings")
             tasks.create_task(self._remove(), name="remove")
             tasks.create_task(self._make(), name="make")
 
@@ -155,22 +152,31 @@ class Steady:
             seen.bound = time.monotonic()
             self._unbound -= 1
             self._leaving.append((seen.bound + self.life_s, pod.metadata.name))
-            self._promised(pod)
+            self.owners.promised(pod)
 
-    def _promised(self, pod: Pod) -> None:
-        """Whole devices: each has one owner until its pod is gone."""
+
+class Owners:
+    """Whole devices, each with one owner from the moment it is bound until it is gone."""
+
+    def __init__(self) -> None:
+        #: What was promised to two pods at once: the device, and who they are.
+        self.twice: list[str] = []
+        self._owner: dict[tuple[str, str], str] = {}
+        self._owned: dict[str, list[tuple[str, str]]] = {}
+
+    def promised(self, pod: Pod) -> None:
         name = pod.metadata.name
         for index in filter(None, pod.metadata.annotations.get(keys.GPUS, "").split(",")):
             device = (pod.spec.nodeName, index)
-            other = self._holds.setdefault(device, name)
+            other = self._owner.setdefault(device, name)
             if other != name:
-                self.twice.append(f"{device[0]}/{index}: {other} and {name}")
+                self.twice.append(f"device promised twice: {device[0]}/{index}, {other} and {name}")
             else:
-                self._held.setdefault(name, []).append(device)
+                self._owned.setdefault(name, []).append(device)
 
-    def _gone(self, name: str) -> None:
-        for device in self._held.pop(name, ()):
-            del self._holds[device]
+    def gone(self, name: str) -> None:
+        for device in self._owned.pop(name, ()):
+            del self._owner[device]
 
 
 class Meta(msgspec.Struct):
@@ -184,9 +190,14 @@ class Spec(msgspec.Struct):
     nodeName: str = ""
 
 
+class Status(msgspec.Struct):
+    phase: str = ""
+
+
 class Pod(msgspec.Struct):
     metadata: Meta
     spec: Spec
+    status: Status = msgspec.field(default_factory=Status)
 
 
 _decode: Final = msgspec.json.Decoder(Pod).decode

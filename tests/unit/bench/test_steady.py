@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
-from bench.steady import Meta, Pod, Recovery, Seen, Spec, Steady, recovery
+from bench.steady import Meta, Owners, Pod, Recovery, Seen, Spec, Steady, recovery
 from libs.domain import keys
 from libs.kube.port import Answer, WatchBroken
 
@@ -129,14 +129,14 @@ def pod(name: str, devices: str) -> Pod:
 
 
 def test_a_device_with_two_owners_is_noticed_until_the_first_is_gone():
-    steady = Steady(Moody(), rate=1.0)
-    steady._look(pod("a", "0,3"))
-    steady._look(pod("b", "1"))
-    steady._look(pod("c", "3"))
-    assert steady.twice == ["node-1/3: a and c"]
-    steady._gone("a")
-    steady._look(pod("d", "0"))
-    assert len(steady.twice) == 1
+    owners = Owners()
+    owners.promised(pod("a", "0,3"))
+    owners.promised(pod("b", "1"))
+    owners.promised(pod("c", "3"))
+    assert owners.twice == ["device promised twice: node-1/3, a and c"]
+    owners.gone("a")
+    owners.promised(pod("d", "0"))
+    assert len(owners.twice) == 1
 
 
 async def test_a_creator_that_is_held_back_says_so():
