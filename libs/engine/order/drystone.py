@@ -71,6 +71,8 @@ class Drystone(Order):
         self.shares.total_seen((round(gpus * WHOLE), 0, 0))
         for tenant, share in self.deserved.items():
             self.shares.queue_seen(Queue(tenant, deserved=Quota(gpu_milli=round(share * WHOLE))))
+        #: What `front` says of a tenant's requests, until what it uses changes.
+        self._fronts: dict[str, dict[float, float]] = {}
         #: When each item was evicted of late.
         self._yielded: dict[int, list[float]] = {}
         self._begins = [self.parameters.base * self.parameters.factor**k for k in range(STEPS)]
@@ -91,10 +93,13 @@ class Drystone(Order):
     def front(self, item: Item, now: float) -> float:  # noqa: ARG002
         if not self.by_tenant:
             return 1.0 if item.key in self._overdue else 2.0
-        standing = self.shares.standing(item.tenant, (round(item.gpus * WHOLE), 0, 0))
-        if standing.tier == WITHIN:
-            return 0.0
-        return 1.0 if item.key in self._overdue else 1.0 + standing.tier + standing.band
+        known = self._fronts.setdefault(item.tenant, {})
+        front = known.get(item.gpus)
+        if front is None:
+            standing = self.shares.standing(item.tenant, (round(item.gpus * WHOLE), 0, 0))
+            front = 0.0 if standing.tier == WITHIN else 1.0 + standing.tier + standing.band
+            known[item.gpus] = front
+        return min(front, 1.0) if item.key in self._overdue else front
 
     def rank(self, item: Item, now: float) -> Rank:
         key = item.key
@@ -225,12 +230,14 @@ class Drystone(Order):
 
     def started(self, item: Item, now: float) -> None:  # noqa: ARG002
         self._used[item.tenant] = self._used.get(item.tenant, 0.0) + item.gpus
+        self._fronts.pop(item.tenant, None)
 
     def ended(self, item: Item, now: float) -> None:  # noqa: ARG002
         del self._present[item.key]
         self._yielded.pop(item.key, None)
         self._demand -= item.gpus
         self._used[item.tenant] -= item.gpus
+        self._fronts.pop(item.tenant, None)
         self._loss_left += self.parameters.lost * item.attained * item.gpus
         if item.key in self._overdue:
             self._overdue.discard(item.key)
@@ -240,5 +247,6 @@ class Drystone(Order):
     def evicted(self, item: Item, lost: float, now: float) -> None:
         self._yielded.setdefault(item.key, []).append(now)
         self._used[item.tenant] -= item.gpus
+        self._fronts.pop(item.tenant, None)
         self._evictions_left -= 1
         self._loss_left -= lost

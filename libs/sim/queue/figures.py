@@ -114,6 +114,9 @@ def figures(result: Result, tenants: bool = True) -> dict[str, Any]:
         "gpu_time_lost_pct": round(100 * lost / held, 3) if held else 0.0,
         "seconds": round(result.seconds, 2),
     }
+    fair = fairness(outcomes)
+    if fair is not None:
+        answer |= fair
     priorities = sorted({o.job.priority for o in outcomes})
     if len(priorities) > 1:
         answer["by_priority"] = {str(p): waits(o for o in outcomes if o.job.priority == p) for p in priorities}
@@ -121,6 +124,30 @@ def figures(result: Result, tenants: bool = True) -> dict[str, Any]:
     if tenants and len(names) > 1:
         answer["by_tenant"] = {name: _tenant([o for o in outcomes if o.job.tenant == name]) for name in names}
     return answer
+
+
+#: Jobs shorter than this count as this long, so that a wait of a minute before a run of a second is no disaster.
+BOUNDED_S = 600.0
+
+
+def fairness(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
+    """How alike tenants fare. `worst_tenant_mean_wait_s`; and of the tenants' mean bounded slowdowns (completion time
+    over run time) the greatest and Jain's index (1: all alike, 1/n: one has it all). None with one tenant."""
+    of_tenant: dict[str, list[Outcome]] = {}
+    for o in outcomes:
+        of_tenant.setdefault(o.job.tenant, []).append(o)
+    if len(of_tenant) < 2:
+        return None
+    slow = np.asarray(
+        [np.mean([(o.wait + max(o.job.duration, BOUNDED_S)) / max(o.job.duration, BOUNDED_S) for o in theirs])
+         for theirs in of_tenant.values()]
+    )  # fmt: skip
+    waits_of = [float(np.mean([o.wait for o in theirs])) for theirs in of_tenant.values()]
+    return {
+        "worst_tenant_mean_wait_s": round(max(waits_of), 1),
+        "worst_tenant_slowdown": round(float(slow.max()), 3),
+        "jain_of_tenant_slowdowns": round(float(slow.sum() ** 2 / len(slow) / (slow**2).sum()), 4),
+    }
 
 
 def _tenant(outcomes: list[Outcome]) -> dict[str, float]:
