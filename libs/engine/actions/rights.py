@@ -1,8 +1,8 @@
 """Who may take room from whom, and how much of it.
 
-Two rights. **Priority**: from a lower one of the same queue, or of another queue where neither side of the tree
-deserves anything. **Reclaim**: a job whose queue, with this request, stays within what it deserves, from queues that
-stand above what they deserve, whatever the priorities. Both are settled at the level of the tree where the two part.
+Two rights. **Priority**: from a lower one of the same queue, or of another queue where nothing is deserved on either
+side, from where the two part in the tree down to them. **Reclaim**: a job whose queue, with this request, stays within
+what it deserves, from queues that stand above what they deserve, whatever the priorities; settled where they part.
 
 What reclaim takes is what its owner could not claim back: a unit that, put beside what its queue keeps, exceeds what
 the queue deserves, there and in every queue below. So no queue falls below its share but by a unit that is larger than
@@ -90,7 +90,7 @@ class Rights:
             self._parted[theirs] = at
             if self.above(theirs_at[0], self._main) > 0:
                 return Right.RECLAIM
-        if any(self._deserves(path) for path in (*ours_at, *theirs_at)):
+        if any(self._deserves(path) for path in (*self._own[at:], *other[at:])):
             return Right.NONE
         return Right.PRIORITY
 
