@@ -131,7 +131,7 @@ class EngineConfig:
     With `consolidate` running tasks are moved where that lets a job in, each only after it has run for
     `consolidate_after_s`."""
 
-    weights: dict[str, int] = field(default_factory=lambda: {"drystone": 1})
+    weights: dict[str, int] = field(default_factory=lambda: {"drystone": 1, "precision": 1})
     candidates: int = 1
     seed: int = 0
     typical: tuple[tuple[Request, int], ...] = ()

@@ -11,6 +11,7 @@ import asyncio
 import structlog
 
 from libs.bus.port import GroupReader
+from libs.contracts.hardware import gpu_models_of, levels_of
 from libs.contracts.topics import CLUSTER, GPUS, MIX, OUTCOMES, TASKS
 from libs.engine.api import Engine, EngineConfig
 from libs.engine.core import PlacementEngine
@@ -27,8 +28,8 @@ from services.placement.cycle import Cycle
 from services.placement.emit import Emitter
 from services.placement.gangs import Mender
 from services.placement.intake import Intake
-from services.placement.learning import Learning
 from services.placement.jobs import Pending
+from services.placement.learning import Learning
 from services.placement.ownership import Ownership
 from services.placement.returns import Returns
 from services.placement.settings import PlacementSettings
@@ -59,13 +60,17 @@ class Placement:
             fairness=settings.placement_fairness,
             history=settings.placement_history,
             overdue_s=settings.placement_overdue_s,
+            levels=levels_of(settings.placement_topology_levels),
+            gpu_models=gpu_models_of(settings.placement_gpu_models),
         )
 
         def new_engine() -> Engine:
             return PlacementEngine(config)
 
         tenants = {namespace: tenant.name for tenant in settings.tenants for namespace in tenant.namespaces}
-        view = View(new_engine, gpu_max_age_s=settings.placement_gpu_max_age_s, tenants=tenants, mix_slots=self._partitions)
+        view = View(
+            new_engine, gpu_max_age_s=settings.placement_gpu_max_age_s, tenants=tenants, mix_slots=self._partitions
+        )
         attention = Attention(settings.placement_hopeless_per_s)
         pending = Pending(overdue_s=settings.placement_overdue_s, attention=attention)
         pending.wall = clock.wall
@@ -79,9 +84,7 @@ class Placement:
         self._returns = Returns(self.state, parts.ledger, clock)
         self._mender = Mender(self.state, parts.kube, self._teller, settings, clock)
         self.state.on_bound = self._controller.bound
-        self._learning = Learning(
-            self.state, parts.bus.publisher(), clock, self._partitions, settings.placement_mix_s
-        )
+        self._learning = Learning(self.state, parts.bus.publisher(), clock, self._partitions, settings.placement_mix_s)
         self._outcomes = parts.bus.follow([OUTCOMES.name], from_start=False)
         self._outcomes.assign([], at_end=True)
         self._ownership = Ownership(

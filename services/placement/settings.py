@@ -6,6 +6,7 @@ import zlib
 
 from pydantic import Field, field_validator
 
+from libs.contracts.hardware import GpuModelEntry, TopologyLevel, default_levels, gpu_models_of, levels_of
 from libs.contracts.submission import TenantPolicy
 from libs.host.settings import CommonSettings
 
@@ -13,8 +14,12 @@ from libs.host.settings import CommonSettings
 class PlacementSettings(CommonSettings):
     #: Tenants with their namespaces, as JSON: the same value that the watcher has.
     tenants: tuple[TenantPolicy, ...] = (TenantPolicy(),)
-    #: Policy name -> weight, as JSON: {"drystone": 1}.
-    placement_weights: dict[str, int] = Field(default_factory=lambda: {"drystone": 1})
+    #: Policy name -> weight, as JSON. `precision` has a say for tasks that declare one (docs/precision.md).
+    placement_weights: dict[str, int] = Field(default_factory=lambda: {"drystone": 1, "precision": 1})
+    #: Kinds of topology domains, widest first, as JSON (docs/topology.md).
+    placement_topology_levels: tuple[TopologyLevel, ...] = Field(default_factory=default_levels)
+    #: GPUs that the table of precisions does not know, or knows otherwise, as JSON (docs/precision.md).
+    placement_gpu_models: tuple[GpuModelEntry, ...] = ()
     #: Draw among that many best nodes; above 1 where several replicas contend for a nearly full cluster.
     placement_candidates: int = Field(default=1, ge=1, le=64)
     #: Of the draw; the same seed draws the same. 0: by the replica's id, so that replicas draw differently.
@@ -78,6 +83,18 @@ class PlacementSettings(CommonSettings):
     def draws_by(self) -> int:
         """The seed that the engine gets."""
         return self.placement_seed or zlib.crc32(self.replica_id.encode())
+
+    @field_validator("placement_topology_levels")
+    @classmethod
+    def _levels(cls, levels: tuple[TopologyLevel, ...]) -> tuple[TopologyLevel, ...]:
+        levels_of(levels)
+        return levels
+
+    @field_validator("placement_gpu_models")
+    @classmethod
+    def _gpu_models(cls, entries: tuple[GpuModelEntry, ...]) -> tuple[GpuModelEntry, ...]:
+        gpu_models_of(entries)
+        return entries
 
     @field_validator("placement_weights")
     @classmethod
