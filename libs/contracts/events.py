@@ -8,7 +8,7 @@ an item (about 50 us against 2 us in Python); each item carries its own job key 
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -155,6 +155,15 @@ class AttachFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="attach"):
 ClusterFact = (
     NodeFact | PodFact | PriorityClassFact | PdbFact | QueueFact | HistoryFact | NamespaceFact | ClaimFact | AttachFact
 )
+
+
+_CLUSTER_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(ClusterFact))
+
+
+def known_kind(key: str) -> bool:
+    """Whether this release knows what stands under a key of `drystone.cluster`. A newer one may tell more: that is
+    passed over and is no fault."""
+    return key.partition("/")[0] in _CLUSTER_KINDS
 
 
 def cluster_key(fact: ClusterFact) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from libs.domain import keys
 from libs.domain.jobs import JobHead, Phase, Task
 from libs.domain.plans import Assignment
+from libs.domain.resources import WHOLE
 from libs.domain.topology import Topology
 from libs.kube.declared import KEYS, Declared
 from libs.kube.grouping import NOTHING_KNOWN, Known, resolve_queue
@@ -239,6 +240,16 @@ def expand(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) ->
             for index in range(role.replicas)
         )
     return head_of(view, attempt, known), tasks
+
+
+def gpu_milli(view: TrainingJobView) -> int:
+    """Milli GPUs that all tasks together ask for; a device asked for in MiB counts as a whole one."""
+    total = 0
+    for role in view.spec.roles:
+        said = tuple(view.spec.wishes(role).items())
+        request = _shape(bytes(role.template), view.namespace, _labels_of(view), said)[0].request
+        total += max(role.replicas, 0) * (request.gpu_milli or request.gpu.count * WHOLE)
+    return total
 
 
 def _labels_of(view: TrainingJobView) -> tuple[tuple[str, str], ...]:

@@ -252,6 +252,22 @@ async def delete_trainingjob(
     return await kube.call("DELETE", trainingjobs.path(namespace, name), _encode(options), timeout_s=timeout_s)
 
 
+# --- queues -------------------------------------------------------------------------------------------------
+
+
+async def patch_queue_status(
+    kube: Kube, name: str, uid: str, status: Mapping[str, Any], *, timeout_s: float = WRITE_TIMEOUT_S
+) -> Answer:
+    """Replace the status of this very queue; another one of the same name gives 422."""
+    body = [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "add", "path": "/status", "value": status},
+    ]
+    return await kube.call(
+        "PATCH", f"{QUEUES}/{name}/status", _encode(body), content_type=JSON_PATCH, timeout_s=timeout_s
+    )
+
+
 # --- lists --------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from libs.contracts.events import (
     OutcomesBatch,
     PlanOutcome,
     TasksBatch,
+    known_kind,
 )
 from libs.domain.jobs import partition_of
 from libs.runtime.backoff import Backoff
@@ -128,6 +129,8 @@ class Intake:
                 seen = record.headers.get("seen")
                 if seen:
                     view.reached(seen)
+                if not known_kind(record.key):
+                    continue
                 if record.value is None:
                     view.gone(record.key)
                     continue

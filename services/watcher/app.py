@@ -59,7 +59,13 @@ class Watcher:
             await stop.wait()
             self._stopping = True
             # What is not finished by then was not committed and comes again.
-            await run_phases([Phase("finish job events", 8.0, lambda: asyncio.wait({intake}))], self._parts.clock)
+            await run_phases(
+                [
+                    Phase("finish job events", 8.0, lambda: asyncio.wait({intake})),
+                    Phase("keep what queues used", 3.0, self._keep),
+                ],
+                self._parts.clock,
+            )
             await ended((intake, *eternal))
 
     async def _lead(self) -> None:
@@ -86,12 +92,19 @@ class Watcher:
                     tasks.create_task(_until(self._lease.lost, work), name="lease lost")
             except* (StaleGeneration, LedgerLost, LedgerUnavailable) as faults:
                 log.warning("the ledger changed, beginning anew", faults=[str(f) for f in faults.exceptions])
+                await self._keep()
                 await self._parts.clock.sleep(pause.next())
             else:
                 pause.reset()
             finally:
                 self._leadership = None
                 metrics.LEADER.set(0)
+
+    async def _keep(self) -> None:
+        """For whoever leads next."""
+        leadership = self._leadership
+        if leadership is not None and self._lease.is_leader:
+            await leadership.keep()
 
     async def _term(self) -> int:
         """The lease's term; more than that where the ledger has seen a higher one although we lead. That is so when the

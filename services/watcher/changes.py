@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from libs.contracts.events import ClusterFact, JobChanged, cluster_key
 from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import Node
@@ -60,6 +62,8 @@ class Changes:
             found = self.hints[head.key] = Hint(head)
         elif head.gang_min > found.head.gang_min:
             found.head = head
+        elif head.queue != found.head.queue:
+            found.head = msgspec.structs.replace(found.head, queue=head.queue)
         return found
 
 

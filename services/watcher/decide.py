@@ -2,11 +2,14 @@
 
 `Picture` keeps the newest version of every object that matters and drops older ones. What it found to say is collected
 until `take`, merged per object. An object that cannot be read is counted and left out; it never stops the others.
+
+Queues change live. What waits follows at once; what holds room stays with the queue that it began in until it ends, as
+its charge in the ledger does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +20,7 @@ from libs.domain import keys
 from libs.domain.jobs import JobHead
 from libs.domain.nodes import Node, newer
 from libs.kube import objects, trainingjobs
+from libs.kube.declared import notes
 from libs.kube.grouping import Known, job_of, unresolved
 from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
@@ -24,6 +28,7 @@ from libs.store.port import TaskSeen
 from services.watcher.catalog import Catalog
 from services.watcher.changes import Changes
 from services.watcher.storage import Storage
+from services.watcher.tally import Tally
 
 K = TypeVar("K", bound=Hashable)
 Event = Callable[[str, bytes], None]
@@ -39,13 +44,25 @@ class _Pod:
     head: JobHead | None  # None: foreign
     holds: bool
     version: str
+    preempted: bool = False
 
 
 class Picture:
-    """All state of the leader. `term` goes into every fact."""
+    """All state of the leader. `term` goes into every fact; `now` gives seconds since the epoch. `ignored` is told of
+    annotations that cannot be read and so say nothing."""
 
-    def __init__(self, term: int, tenants: Mapping[str, str], unreadable: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        term: int,
+        tenants: Mapping[str, str],
+        unreadable: Callable[[str], None] | None = None,
+        *,
+        now: Callable[[], float] = lambda: 0.0,
+        half_life_s: int = 86_400,
+        ignored: Callable[[PodView, str], None] | None = None,
+    ) -> None:
         self.term = term
+        self.tally = Tally(now, half_life_s, term)
         #: As they were last said; heartbeats are only noted in `_node_versions`.
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, _Pod] = {}
@@ -58,6 +75,7 @@ class Picture:
         self._waiting_for_group: set[str] = set()
         self._changes = Changes()
         self._unreadable = unreadable or (lambda _: None)
+        self._ignored = ignored or (lambda _pod, _note: None)
 
     @property
     def known(self) -> Known:
@@ -87,6 +105,8 @@ class Picture:
     def pod_event(self, kind: str, raw: bytes) -> None:
         view = parse_pod(raw)
         if kind == "DELETED":
+            if (last := self.pods.get(view.uid)) is not None:
+                self._evicted(view.uid, last, view)
             self._pod_gone(view.uid)
             return
         old = self.pods.get(view.uid)
@@ -108,7 +128,24 @@ class Picture:
 
     def queue_event(self, kind: str, raw: bytes) -> None:
         self._queue(kind, raw)
+        self._settle_queues()
+
+    def _settle_queues(self) -> None:
+        known = self.known
+        before = {name: place.queue.path for name, place in self.catalog.placed.items()}
         self.catalog.settle()
+        for name, place in self.catalog.placed.items():
+            if before.get(name, place.queue.path) != place.queue.path:
+                self.tally.renamed(before[name], place.queue.path)
+        if (known.queue_paths, known.namespace_queues) == (self.known.queue_paths, self.known.namespace_queues):
+            return
+        for uid, pod in self.pods.items():
+            if pod.head is None or pod.holds or not pod.view.pending or uid in self._waiting_for_group:
+                continue
+            head = job_of(pod.view, self.known)
+            if head.queue != pod.head.queue:
+                pod.head = head
+                self._changes.hint(head).tasks[uid] = pod.view.to_task()
 
     def group_event(self, kind: str, raw: bytes) -> None:
         self.catalog.group(kind, raw)
@@ -146,7 +183,7 @@ class Picture:
 
     def queue_list(self, raws: Sequence[bytes]) -> None:
         self.catalog.queues_are(self._all(self._queue, raws, lambda meta: meta.name))
-        self.catalog.settle()
+        self._settle_queues()
 
     def priority_list(self, raws: Sequence[bytes]) -> None:
         present = self._all(self.catalog.priority, raws, lambda meta: meta.name)
@@ -231,6 +268,7 @@ class Picture:
             *("pod/" + uid for uid, pod in self.pods.items() if pod.holds),
             *self.catalog.fact_keys(),
             *self.storage.fact_keys(),
+            *("history/" + path for path in self.tally.told),
         }
 
     def fact(self, key: str) -> ClusterFact | None:
@@ -243,6 +281,8 @@ class Picture:
             return NodeFact(self.nodes[name], self.term) if name in self.nodes else None
         if kind in ("claim", "attach"):
             return self.storage.fact(key)
+        if kind == "history":
+            return self.tally.told.get(name)
         return self.catalog.fact(key)
 
     def say_again(self, key: str, *, on_topic: bool = True) -> None:
@@ -259,6 +299,20 @@ class Picture:
         if fact is not None:
             self._changes.say(fact)
 
+    def tell_history(self) -> None:
+        """What queues used until now and whom of them was evicted, where that is news."""
+        facts, gone = self.tally.tell(self.catalog.queues)
+        for fact in facts:
+            self._changes.say(fact)
+        for path in gone:
+            self._changes.facts["history/" + path] = None
+
+    def charges(self) -> Iterator[tuple[TaskSeen, str]]:
+        """What pods of ours hold, each with its queue's path."""
+        for uid, pod in self.pods.items():
+            if pod.holds and pod.head is not None:
+                yield self._seen(uid, pod), pod.head.queue
+
     def bound_uids(self) -> list[str]:
         return [uid for uid, pod in self.pods.items() if pod.holds]
 
@@ -266,11 +320,19 @@ class Picture:
 
     def _pod(self, view: PodView, old: _Pod | None) -> None:
         uid, holds = view.uid, view.holds
+        preempted = view.preempted or (view.disrupted and old is not None and old.preempted)
         if holds and old is not None and old.holds and not _differs(old.view, view):
-            old.version = view.version
+            old.version, old.preempted = view.version, preempted
             return
         head = job_of(view, self.known) if view.ours else None
-        pod = self.pods[uid] = _Pod(view, head, holds, view.version)
+        if head is not None:
+            if old is None or old.view.annotations != view.annotations:
+                for note in notes(view.annotations):
+                    self._ignored(view, note)
+            if holds and old is not None and old.holds and old.head is not None and old.head.queue != head.queue:
+                head = msgspec.structs.replace(head, queue=old.head.queue)
+        pod = self.pods[uid] = _Pod(view, head, holds, view.version, preempted)
+        self._evicted(uid, pod, view)
         if holds:
             self._bound(uid, pod)
             if head is not None and (old is None or not old.holds):
@@ -278,6 +340,7 @@ class Picture:
             return
         if old is not None and old.holds:
             self._changes.freed(uid)
+            self.tally.left(uid)
         if head is None:
             if view.ended:
                 # A foreign pod that has ended holds nothing and is nobody's task.
@@ -296,8 +359,18 @@ class Picture:
             hint.gone.pop(view.task_id, None)
             hint.tasks[uid] = view.to_task()
 
+    def _evicted(self, uid: str, pod: _Pod, view: PodView) -> None:
+        """The API server writes a reason of its own over ours as it evicts: what was said before is remembered, and a
+        notice names our plan."""
+        if pod.head is None or not view.deleted or not view.disrupted:
+            return
+        if pod.preempted or view.preempted or view.annotations.get(keys.EVICT_PLAN):
+            self.tally.evicted(uid, pod.head.queue, pod.head.workload, view.deleted)
+
     def _bound(self, uid: str, pod: _Pod) -> None:
         seen = self._seen(uid, pod)
+        if pod.head is not None:
+            self.tally.held(uid, pod.head.queue, seen.charge, pod.view.started)
         self._changes.gone.discard(uid)
         self._changes.bound[uid] = seen
         self._changes.say(self._pod_fact(pod, seen))
@@ -358,6 +431,7 @@ class Picture:
             return
         if pod.holds:
             self._changes.freed(uid)
+            self.tally.left(uid)
         elif pod.head is not None:
             self._changes.gone.add(uid)
         if pod.head is not None:

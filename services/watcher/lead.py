@@ -17,6 +17,7 @@ import structlog
 from libs.bus.port import Bus
 from libs.contracts.topics import CLUSTER, TASKS
 from libs.kube import volumes, writes
+from libs.kube.pods import PodView
 from libs.kube.port import Kube
 from libs.kube.reflector import Reflector
 from libs.runtime.backoff import Backoff
@@ -26,6 +27,7 @@ from libs.store.port import Ledger, LedgerUnavailable
 from services.watcher import metrics
 from services.watcher.decide import Picture, handlers
 from services.watcher.emit import Emitter, chunks
+from services.watcher.keep import Keeper
 from services.watcher.leaving import leave
 from services.watcher.settings import WatcherSettings
 
@@ -81,7 +83,15 @@ class Leadership:
         self._clock = clock
         self._term = term
         self._first_ever = first
-        self.picture = Picture(term, settings.tenant_by_namespace, lambda _: metrics.UNREADABLE.inc())
+        self.picture = Picture(
+            term,
+            settings.tenant_by_namespace,
+            lambda _: metrics.UNREADABLE.inc(),
+            now=clock.wall,
+            half_life_s=settings.history_half_life_s,
+            ignored=_ignored,
+        )
+        self._keeper = Keeper(kube, self.picture, settings, clock)
         self._emitter = Emitter(ledger, bus.publisher(), bus.partitions(TASKS.name), term)
         self._handlers = handlers(self.picture)
         self._listed: set[str] = set()
@@ -106,6 +116,14 @@ class Leadership:
                 tasks.create_task(never_ends(self._reflect(name), f"watch {name}"), name=f"watch {name}")
             tasks.create_task(never_ends(self._report(), "report"), name="report")
             tasks.create_task(never_ends(self._slow_pass(), "slow pass"), name="slow pass")
+            tasks.create_task(never_ends(self._tell_history(), "history"), name="history")
+            tasks.create_task(never_ends(self._keep(), "queue statuses"), name="queue statuses")
+
+    async def keep(self) -> None:
+        """Write down what the next leader begins from. Only while we lead: a late one would take back what the next
+        has written already."""
+        if self.picture.tally.begun:
+            await self._keeper.keep()
 
     def health(self) -> dict[str, str]:
         detail = {"term": str(self._term), "synced": str(self.synced)}
@@ -133,6 +151,9 @@ class Leadership:
 
     async def _first_report(self) -> None:
         """Everything has been listed once."""
+        if not self.picture.tally.begun:
+            self._keeper.begin()
+            self.picture.tell_history()
         await self._emitter.report(self.picture.everything(), self.picture.seen)
         await self._sweep_now()
         await self._nodes_not_listed()
@@ -205,6 +226,8 @@ class Leadership:
 
         async def on_list(raws: list[bytes], _version: str) -> None:
             metrics.LISTS.labels(name).inc()
+            if name == "queues":
+                self._keeper.listed(raws)
             listed(raws)
             self._now_listed(name)
             self._saw_something()
@@ -212,8 +235,11 @@ class Leadership:
         async def on_events(events: list[tuple[str, bytes]]) -> None:
             metrics.EVENTS.labels(name).inc(len(events))
             for kind, raw in events:
-                if kind != "BOOKMARK":
-                    event(kind, raw)
+                if kind == "BOOKMARK":
+                    continue
+                if name == "queues":
+                    self._keeper.seen(kind, raw)
+                event(kind, raw)
             self._saw_something()
 
         if name in OPTIONAL:
@@ -285,6 +311,17 @@ class Leadership:
             metrics.SWEPT.inc(len(swept))
             log.warning("freed what a list did not show", uids=list(swept)[:20], count=len(swept))
 
+    async def _tell_history(self) -> None:
+        await self._first.wait()
+        while True:
+            await self._clock.sleep(self._settings.history_tell_s)
+            self.picture.tell_history()
+            self._changed.set()
+
+    async def _keep(self) -> None:
+        await self._first.wait()
+        await self._keeper.run()
+
     async def _slow_pass(self) -> None:
         """Every half minute: list all, whatever the watches said; and publish again what was not acknowledged."""
         await self._first.wait()
@@ -329,6 +366,11 @@ class Leadership:
             if self._clock.monotonic() > deadline:
                 return
             await self._clock.sleep(0.05)
+
+
+def _ignored(pod: PodView, note: str) -> None:
+    metrics.IGNORED.labels(note.partition(":")[0]).inc()
+    log.warning("annotation ignored", pod=f"{pod.namespace}/{pod.name}", note=note)
 
 
 class LedgerLost(Exception):

@@ -12,6 +12,10 @@ LAG = histogram(
 DIRTY = gauge("drystone_watcher_dirty", "Facts that the broker has not acknowledged yet.")
 REBUILDS = counter("drystone_watcher_rebuilds_total", "Times that the ledger was built anew.")
 SWEPT = counter("drystone_watcher_swept_total", "Bound tasks that a list did not show, freed.")
+IGNORED = counter(
+    "drystone_watcher_ignored_total", "Annotations of pods that say nothing that can be read.", ("annotation",)
+)
+QUEUE_STATUS = counter("drystone_watcher_queue_status_total", "Statuses of queues written, by outcome.", ("outcome",))
 UNREADABLE = counter("drystone_watcher_unreadable_total", "Objects that could not be read.")
 INTAKE = counter("drystone_intake_total", "Job events by what became of them.", ("tenant", "outcome"))
 PARKED = gauge("drystone_intake_parked", "Keys that wait for a passing fault to end.")

@@ -103,12 +103,13 @@ class World:
         assert self.cluster.call_now("DELETE", f"{PODS}/{name}", body).ok
 
     async def facts(self) -> dict[str, ClusterFact]:
-        """The topic's content, but for the server's own namespaces, as a reader from the start finds it."""
+        """The topic's content as a reader from the start finds it, but for the server's own namespaces and for what
+        queues used, which is told as time passes."""
         reader = self.bus.follow([CLUSTER.name], from_start=True)
         found: dict[str, ClusterFact] = {}
         while not reader.caught_up:
             for record in await reader.batch(1000, 0.05):
-                if record.key.startswith("namespace/"):
+                if record.key.startswith(("namespace/", "history/")):
                     continue
                 if record.value is None:
                     found.pop(record.key, None)
@@ -121,7 +122,7 @@ class World:
         there: set[str] = set()
         while not reader.caught_up:
             for record in await reader.batch(1000, 0.05):
-                if not record.key.startswith("namespace/"):
+                if not record.key.startswith(("namespace/", "history/")):
                     (there.discard if record.value is None else there.add)(record.key)
         return there
 

@@ -40,6 +40,7 @@ RIGHTS = {
         "podgroups.scheduling.volcano.sh": "list watch",
         "podgroups.scheduling.run.ai": "list watch",
         "queues.drystone.dev": "list watch",
+        "queues/status.drystone.dev": "patch",
         "trainingjobs.drystone.dev": "get list watch create delete",
     },
     "metrics-collector": {},

@@ -1,0 +1,222 @@
+"""Statuses of queues: what each uses, deserves and waits for, what is wrong with it, and what the next leader begins
+from. Pure: the time is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from libs.domain.jobs import Phase
+from libs.domain.queues import Queue, QueueHistory, Quota, ancestors
+from libs.domain.resources import WHOLE
+from libs.kube import trainingjobs
+from libs.kube.grouping import Known, resolve_queue
+from libs.kube.objects import ABSENT, queue_decoder
+from libs.kube.queues import Placed, amounts, spelled
+from libs.kube.trainingjobs import when
+from services.watcher.decide import Picture
+
+CONSISTENT: Final = "Consistent"
+
+
+class _History(msgspec.Struct, rename="camel"):
+    at: float = 0.0
+    half_life_seconds: int = 0
+    gpu_milli_seconds: int = 0
+    cpu_milli_seconds: int = 0
+    memory_mib_seconds: int = 0
+
+
+class _Evicted(msgspec.Struct):
+    workload: str
+    times: tuple[int, ...] = ()
+
+
+class _Condition(msgspec.Struct, rename="camel"):
+    type: str = ""
+    status: str = ""
+    last_transition_time: str = ""
+
+
+class _Status(msgspec.Struct):
+    history: _History | None = None
+    evictions: tuple[_Evicted, ...] = ()
+    conditions: tuple[_Condition, ...] = ()
+
+
+_status: Final = msgspec.json.Decoder(_Status)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What stands in a queue's status as it was first seen: `history` of its path-to-be; when it was last told to be
+    consistent, or not, and since when."""
+
+    uid: str
+    generation: int
+    history: QueueHistory | None = None
+    consistent: str = ""
+    since: str = ""
+
+
+def kept(raw: bytes) -> tuple[str, Kept]:
+    """(name, what was kept) of a raw Queue. A status that cannot be read has kept nothing."""
+    seen = queue_decoder.decode(raw)
+    meta = seen.metadata
+    found = Kept(meta.uid, meta.generation)
+    if seen.status != ABSENT:
+        try:
+            status = _status.decode(seen.status)
+        except msgspec.MsgspecError:
+            return meta.name, found
+        past = status.history
+        if past is not None:
+            found.history = QueueHistory(
+                path=meta.name,
+                at=max(past.at, 0.0),
+                half_life_s=past.half_life_seconds,
+                gpu_milli_s=max(past.gpu_milli_seconds, 0),
+                cpu_milli_s=max(past.cpu_milli_seconds, 0),
+                mem_mib_s=max(past.memory_mib_seconds, 0),
+                evictions={one.workload: one.times for one in status.evictions if one.times},
+            )
+        for condition in status.conditions:
+            if condition.type == CONSISTENT:
+                found.consistent, found.since = condition.status, condition.last_transition_time
+    return meta.name, found
+
+
+@dataclass(slots=True)
+class _Sum:
+    """milli GPUs, milli CPU, MiB, milli GPUs by model."""
+
+    gpu: int = 0
+    cpu: int = 0
+    mem: int = 0
+    models: dict[str, int] = field(default_factory=dict)
+
+    def quota(self) -> Quota:
+        return Quota(self.gpu, self.cpu, self.mem, {model: n for model, n in self.models.items() if n})
+
+
+@dataclass(slots=True)
+class _Waiting:
+    jobs: set[str] = field(default_factory=set)
+    tasks: int = 0
+    gpu: int = 0
+
+
+def used(picture: Picture) -> dict[str, _Sum]:
+    """What bound pods of ours hold, by path, below included."""
+    sums: dict[str, _Sum] = {}
+    models = {name: {gpu.index: gpu.model for gpu in node.gpus} for name, node in picture.nodes.items()}
+    for task, queue in picture.charges():
+        on = models.get(task.node, {})
+        for path in ancestors(queue):
+            total = sums.get(path)
+            if total is None:
+                total = sums[path] = _Sum()
+            total.gpu += task.charge.gpu_milli
+            total.cpu += task.charge.cpu
+            total.mem += task.charge.mem
+            for grant in task.charge.gpus:
+                model = on.get(grant.index, "")
+                if model:
+                    total.models[model] = total.models.get(model, 0) + grant.milli
+    return sums
+
+
+def waiting(picture: Picture) -> dict[str, _Waiting]:
+    """What waits for room as far as the leader knows: pods that are not bound, and tasks of job objects that have no
+    pods yet. By path, below included."""
+    found: dict[str, _Waiting] = {}
+
+    def add(queue: str, job: str, tasks: int, gpu: int) -> None:
+        for path in ancestors(queue):
+            total = found.get(path)
+            if total is None:
+                total = found[path] = _Waiting()
+            total.jobs.add(job)
+            total.tasks += tasks
+            total.gpu += gpu
+
+    for pod in picture.pods.values():
+        if pod.head is not None and pod.view.pending:
+            gpu = pod.view.request.gpu
+            add(pod.head.queue, pod.head.key, 1, pod.view.request.gpu_milli or gpu.count * WHOLE)
+    for view in picture.jobs.values():
+        tasks = view.replicas - view.status.bound
+        if not view.ended and view.status.phase in _WAITS and tasks > 0:
+            milli = trainingjobs.gpu_milli(view) * tasks // view.replicas
+            add(_queue_of(view, picture.known), view.key, tasks, milli)
+    return found
+
+
+_WAITS: Final = (Phase.PENDING, Phase.STARTING)
+
+
+def _queue_of(view: trainingjobs.TrainingJobView, known: Known) -> str:
+    return resolve_queue(view.spec.queue, view.namespace, known)
+
+
+def statuses(
+    picture: Picture, kept: Mapping[str, Kept], history: Callable[[str], QueueHistory], now: float
+) -> dict[str, dict[str, Any]]:
+    """The status of every queue object, by name."""
+    held, waits = used(picture), waiting(picture)
+    return {
+        name: _one(place, kept[name], held.get(place.queue.path), waits.get(place.queue.path), history, now)
+        for name, place in picture.catalog.placed.items()
+        if name in kept
+    }
+
+
+def _one(
+    place: Placed,
+    kept: Kept,
+    held: _Sum | None,
+    waits: _Waiting | None,
+    history: Callable[[str], QueueHistory],
+    now: float,
+) -> dict[str, Any]:
+    queue: Queue = place.queue
+    waits = waits or _Waiting()
+    past = history(queue.path)
+    return {
+        "observedGeneration": kept.generation,
+        "path": queue.path,
+        "used": amounts((held or _Sum()).quota()),
+        "deserved": amounts(queue.deserved),
+        "pending": {"jobs": len(waits.jobs), "tasks": waits.tasks, "gpus": spelled(waits.gpu)},
+        "conditions": [_consistent(place, kept, now)],
+        "history": {
+            "at": past.at,
+            "halfLifeSeconds": past.half_life_s,
+            "gpuMilliSeconds": past.gpu_milli_s,
+            "cpuMilliSeconds": past.cpu_milli_s,
+            "memoryMibSeconds": past.mem_mib_s,
+        },
+        "evictions": [{"workload": key, "times": list(times)} for key, times in past.evictions.items()],
+    }
+
+
+def _consistent(place: Placed, kept: Kept, now: float) -> dict[str, Any]:
+    status = "False" if place.problems else "True"
+    if kept.consistent != status or not kept.since:
+        kept.consistent, kept.since = status, when(now)
+    return {
+        "type": CONSISTENT,
+        "status": status,
+        "reason": place.problems[0][0] if place.problems else "AsDeclared",
+        "message": "; ".join(message for _, message in place.problems)[:1024],
+        "lastTransitionTime": kept.since,
+        "observedGeneration": kept.generation,
+    }
+
+
+def steady(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a status is news by itself: the past only fades."""
+    return {key: value for key, value in status.items() if key != "history"}

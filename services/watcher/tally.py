@@ -1,0 +1,229 @@
+"""What queues used over time, and whom of them was evicted: pure bookkeeping of the leader.
+
+Use is integrated exactly, at every change of what a queue holds, and a half of it is forgotten every half-life:
+H(t + d) = H(t) 2^(-d/h) + use h/ln 2 (1 - 2^(-d/h)). A queue has what is below it too. A leader begins from what the
+one before kept; what ran meanwhile counts from then on, or from its start: a restart leaves no gap but for pods that
+began and ended within it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.contracts.events import HistoryFact
+from libs.domain.queues import Queue, QueueHistory, ancestors
+from libs.domain.resources import Charge
+
+#: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
+MOST_WORKLOADS: Final = 256
+MOST_TIMES: Final = 64
+#: Evicted pods that are remembered by uid, so that each counts once.
+_COUNTED: Final = 20_000
+_NO_QUEUE: Final = Queue("")
+
+
+@dataclass(slots=True)
+class _Account:
+    """milli GPU seconds, milli CPU seconds, MiB seconds as of `at`."""
+
+    at: float
+    used: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    path: str
+    amounts: tuple[int, int, int]
+    started: float
+
+
+class Tally:
+    """`now` gives seconds since the epoch."""
+
+    def __init__(self, now: Callable[[], float], half_life_s: int, term: int = 0) -> None:
+        self._now = now
+        self.half_life_s = half_life_s
+        self._term = term
+        self._held: dict[str, _Held] = {}
+        #: What is held now by path, in the order of an account; absent: nothing.
+        self._rates: dict[str, list[int]] = {}
+        self._accounts: dict[str, _Account] = {}
+        self._evictions: dict[str, dict[str, list[int]]] = {}
+        self._counted: dict[str, None] = {}
+        self._moved: set[str] = set()
+        self._kept_at = 0.0
+        self.begun = False
+        #: Counts evictions that were news.
+        self.news = 0
+        #: What the topic has, by path.
+        self.told: dict[str, HistoryFact] = {}
+
+    # -- beginning ----------------------------------------------------------------------------------------------------
+
+    def begin(self, kept: Mapping[str, QueueHistory]) -> None:
+        """Everything that holds room was listed once; `kept` is what the leader before wrote down, by path."""
+        now = self._now()
+        for path, history in kept.items():
+            account = self._accounts[path] = _Account(min(history.at, now))
+            account.used = [float(history.gpu_milli_s), float(history.cpu_milli_s), float(history.mem_mib_s)]
+            self._advance(account, (0, 0, 0), now)
+            self._kept_at = max(self._kept_at, history.at)
+            for workload, times in history.evictions.items():
+                self._evictions.setdefault(path, {})[workload] = list(times)
+        for held in self._held.values():
+            for path in ancestors(held.path):
+                since = kept[path].at if path in kept else 0.0
+                begun = max(held.started, since) if held.started > 0 else now
+                account = self._accounts.setdefault(path, _Account(now))
+                span = self._span(now - begun)
+                for n, amount in enumerate(held.amounts):
+                    account.used[n] += amount * span
+        self._moved.update(self._accounts, self._evictions)
+        self.begun = True
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def held(self, uid: str, path: str, charge: Charge, started: float) -> None:
+        """The pod holds this from now on; `started` is when it was bound, 0 where nobody knows."""
+        held = _Held(path, (charge.gpu_milli, charge.cpu, charge.mem), started)
+        old = self._held.get(uid)
+        if old is not None:
+            if (old.path, old.amounts) == (held.path, held.amounts):
+                return
+            self.left(uid)
+        self._held[uid] = held
+        self._shift(held, 1)
+
+    def left(self, uid: str) -> None:
+        held = self._held.pop(uid, None)
+        if held is not None:
+            self._shift(held, -1)
+
+    def evicted(self, uid: str, path: str, workload: str, at: float) -> bool:
+        """A pod was made to go for others; whether that is news. Before `begin` nothing is: the one before counted."""
+        if uid in self._counted:
+            return False
+        self._counted[uid] = None
+        while len(self._counted) > _COUNTED:
+            del self._counted[next(iter(self._counted))]
+        if at <= self._kept_at:
+            return False
+        times = self._evictions.setdefault(path, {}).setdefault(workload, [])
+        times.append(int(at))
+        times.sort()
+        del times[:-MOST_TIMES]
+        self._moved.add(path)
+        self.news += 1
+        return True
+
+    def renamed(self, old: str, new: str) -> None:
+        """A queue moved within the tree: what it used is its own and goes along."""
+        now = self._now()
+        account = self._accounts.pop(old, None)
+        if account is not None:
+            self._advance(account, self._rates.get(old, (0, 0, 0)), now)
+            other = self._account(new)
+            other.used = [a + b for a, b in zip(other.used, account.used, strict=True)]
+        for workload, times in self._evictions.pop(old, {}).items():
+            kept = self._evictions.setdefault(new, {}).setdefault(workload, [])
+            kept[:] = sorted([*kept, *times])[-MOST_TIMES:]
+        self._moved |= {old, new}
+
+    # -- what is told and kept ----------------------------------------------------------------------------------------
+
+    def tell(self, queues: Mapping[str, Queue]) -> tuple[list[HistoryFact], list[str]]:
+        """(what is new since it was last told, paths of which there is nothing to tell any more). Where nothing is held
+        the past only fades, which whoever was told works out himself."""
+        now = self._now()
+        facts, gone = [], []
+        for path in sorted(self._accounts.keys() | self._evictions.keys() | self.told.keys()):
+            pruned = self._prune(path, now - queues.get(path, _NO_QUEUE).evictions_window_s)
+            if not (pruned or path in self._moved or path in self._rates or path not in self.told):
+                continue
+            history = self.history(path)
+            if path not in queues and path not in self._rates and not history.evictions:
+                # No object, nothing held: pods may name any queue, and none of those names is kept for ever.
+                self._accounts.pop(path, None)
+                if self.told.pop(path, None) is not None:
+                    gone.append(path)
+                continue
+            fact = self.told[path] = HistoryFact(history, self._term)
+            facts.append(fact)
+        self._moved.clear()
+        return facts, gone
+
+    def history(self, path: str) -> QueueHistory:
+        account = self._account(path)
+        gpu, cpu, mem = (max(0, round(used)) for used in account.used)
+        return QueueHistory(
+            path=path,
+            at=round(account.at, 3),
+            half_life_s=self.half_life_s,
+            gpu_milli_s=gpu,
+            cpu_milli_s=cpu,
+            mem_mib_s=mem,
+            evictions={workload: tuple(times) for workload, times in sorted(self._evictions.get(path, {}).items())},
+        )
+
+    def busy(self, path: str) -> bool:
+        """Whether the queue, or one below it, holds anything now."""
+        return path in self._rates
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _shift(self, held: _Held, sign: int) -> None:
+        for path in ancestors(held.path):
+            if self.begun:
+                self._account(path)
+            rate = self._rates.setdefault(path, [0, 0, 0])
+            for n, amount in enumerate(held.amounts):
+                rate[n] += sign * amount
+            if not any(rate):
+                del self._rates[path]
+            self._moved.add(path)
+
+    def _account(self, path: str) -> _Account:
+        """As of now."""
+        now = self._now()
+        account = self._accounts.get(path)
+        if account is None:
+            account = self._accounts[path] = _Account(now)
+        self._advance(account, self._rates.get(path, (0, 0, 0)), now)
+        return account
+
+    def _advance(self, account: _Account, rate: Iterable[int], now: float) -> None:
+        # A clock that was set back stops the account until it has caught up: time is never counted twice.
+        passed = now - account.at
+        if passed <= 0:
+            return
+        left, span = self._left(passed), self._span(passed)
+        account.used = [used * left + amount * span for used, amount in zip(account.used, rate, strict=True)]
+        account.at = now
+
+    def _left(self, seconds: float) -> float:
+        return math.exp2(-max(seconds, 0.0) / self.half_life_s)
+
+    def _span(self, seconds: float) -> float:
+        """What a use of one over so many seconds until now comes to."""
+        return self.half_life_s / math.log(2) * (1 - self._left(seconds))
+
+    def _prune(self, path: str, before: float) -> bool:
+        """Forget evictions older than the window, and the least recent workloads beyond the most; whether any was."""
+        known = self._evictions.get(path)
+        if known is None:
+            return False
+        count = sum(map(len, known.values()))
+        for workload, times in list(known.items()):
+            times[:] = [at for at in times if at >= before]
+            if not times:
+                del known[workload]
+        if len(known) > MOST_WORKLOADS:
+            for workload in sorted(known, key=lambda one: known[one][-1])[: len(known) - MOST_WORKLOADS]:
+                del known[workload]
+        changed = count != sum(map(len, known.values()))
+        if not known:
+            del self._evictions[path]
+        return changed
