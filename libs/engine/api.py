@@ -186,6 +186,11 @@ class Engine(Protocol):
         """How many volumes of each driver a node attaches; a driver that is not named has no limit."""
         ...
 
+    def begin_at(self, share: float) -> None:
+        """Of a node's idle devices, those after this share of them (0 to 1) are given out first. Replicas that begin
+        apart are not in each other's way on the same node."""
+        ...
+
     def assume(self, task: Task, node: str) -> None:
         """The task's claim was accepted: rules of other pods see it on the node until its pod is seen, until `forget`,
         or until it is decided again."""

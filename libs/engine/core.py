@@ -99,6 +99,9 @@ class PlacementEngine:
     def forget(self, task: str) -> None:
         self._session.book.forget(task)
 
+    def begin_at(self, share: float) -> None:
+        self._session.snapshot.begin_at(share)
+
     # -- decisions --------------------------------------------------------------------------------------------------
     def decide(self, jobs: list[PendingJob], now: float = 0.0) -> list[Decision]:
         """Decisions stand in the order of `jobs`; they are made in the order of the line over the queues."""

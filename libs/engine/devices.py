@@ -29,7 +29,8 @@ class NodeState:
 
     __slots__ = (
         "cap_cpu", "cap_mem", "cap_pods", "codes", "cpu", "dev_mib", "devices", "exists", "gpu_cap", "gpu_free", "idle",
-        "index", "kind", "links", "mem", "mib", "milli", "models", "name", "node", "pods", "row", "shut", "usable",
+        "index", "kind", "links", "mem", "mib", "milli", "models", "name", "node", "order", "pods", "row", "shut",
+        "usable",
     )  # fmt: skip
 
     def __init__(self, row: int, node: Node, use: NodeUse | None) -> None:
@@ -52,8 +53,15 @@ class NodeState:
         self.devices = len(node.gpus)
         self.gpu_cap = WHOLE * self.devices
         self.index = [i for i in range(width) if self.exists[i]]
+        #: The devices as whole ones are looked for.
+        self.order = self.index
         self.links = _links(node.nvlink, width) if node.nvlink else None
         self.reset(use)
+
+    def begin_at(self, share: float) -> None:
+        """Whole devices are looked for from this share of them on, in pairs, instead of from the first."""
+        first = int(share * len(self.index)) // 2 * 2
+        self.order = self.index[first:] + self.index[:first] if first else self.index
 
     def by_model(self, charge: Charge) -> dict[str, int]:
         """Milli GPUs that the charge takes of each model that the node names."""
@@ -140,7 +148,7 @@ class NodeState:
 
     def choose(self, ask: Ask) -> tuple[GpuGrant, ...] | None:
         """Devices for one task, or None. Whole: idle devices that share NVLink (of the group with fewest idle ones that
-        has enough; else of few groups), then those of lowest index. Share: the tightest that fit, by what would be left
+        has enough; else of few groups), then the first in `order`. Share: the tightest that fit, by what would be left
         of the side that was asked for, then of the other side, then by index; several of them by NVLink first."""
         if not ask.count:
             return ()
@@ -151,14 +159,14 @@ class NodeState:
             if self.idle < ask.count:
                 return None
             if self.links is not None:
-                idle = [i for i in self.index if self.is_idle(i) and (not models or self.models[i] in models)]
+                idle = [i for i in self.order if self.is_idle(i) and (not models or self.models[i] in models)]
                 return self._linked(idle, ask)
             found: list[GpuGrant] = []
-            for i in self.index:
+            for i in self.order:
                 if self.is_idle(i) and (not models or self.models[i] in models):
                     found.append(GpuGrant(i, WHOLE, self.dev_mib[i]))
                     if len(found) == ask.count:
-                        return tuple(found)
+                        return tuple(found if self.order is self.index else sorted(found, key=_index))
             return None
         fitting: list[tuple[int, int, int, int, int]] = []
         for i in self.index:

@@ -124,6 +124,7 @@ class Snapshot:
         self.cordoned: Bools = np.zeros(0, np.bool_)
         self.closed: Bools = np.zeros(0, np.bool_)
         self._ranked = True
+        self._begins_at = 0.0
         self._grow(64, 1)
 
     # -- facts ------------------------------------------------------------------------------------------------------
@@ -150,8 +151,16 @@ class Snapshot:
         self.touched_spec(row)
         return True
 
+    def begin_at(self, share: float) -> None:
+        """On every node (see `NodeState.begin_at`). What fits, and how well, is the same wherever one begins."""
+        self._begins_at = share
+        for state in self.states:
+            if state is not None:
+                state.begin_at(share)
+
     def _state(self, row: int, node: Node) -> NodeState:
         state = NodeState(row, node, self.uses.get(node.name))
+        state.begin_at(self._begins_at)
         state.codes = [self._models.setdefault(model, len(self._models)) for model in state.models]
         self.gpu_free += state.gpu_free
         alike = (node.cpu, node.mem, tuple([(gpu.index, gpu.mib, gpu.model) for gpu in node.gpus]))

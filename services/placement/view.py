@@ -26,7 +26,7 @@ from libs.contracts.events import (
 )
 from libs.domain.jobs import Task
 from libs.domain.nodes import Node, newer
-from libs.domain.queues import Queue
+from libs.domain.queues import Queue, QueueHistory
 from libs.domain.resources import WHOLE, Charge, GpuGrant
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Wake
@@ -54,10 +54,12 @@ class View:
         self._new_engine = new_engine
         self._gpu_max_age_s = gpu_max_age_s
         self.engine = new_engine()
+        self._begins_at = 0.0
         self.news = News()
         self.version = ""
         self.nodes: dict[str, Node] = {}
         self.queues: dict[str, Queue] = {}
+        self.histories: dict[str, QueueHistory] = {}
         self.pods: dict[str, PodFact] = {}
         self.priorities: dict[str, PriorityClassFact] = {}
         self.namespaces: dict[str, NamespaceFact] = {}
@@ -100,6 +102,7 @@ class View:
             case QueueFact():
                 self._see_queue(fact.queue)
             case HistoryFact():
+                self.histories[fact.history.path] = fact.history
                 self.engine.queue_history_seen(fact.history)
             case PriorityClassFact():
                 self.priorities[fact.name] = fact
@@ -133,6 +136,8 @@ class View:
             case "node":
                 if self.nodes.pop(name, None) is not None:
                     self.engine.node_gone(name)
+            case "history":
+                self.histories.pop(name, None)
             case "queue":
                 if self.queues.pop(name, None) is not None:
                     self.engine.queue_gone(name)
@@ -292,6 +297,11 @@ class View:
                     self._filled.discard(name)
                     self.engine.node_seen(node)
 
+    def begin_at(self, share: float) -> None:
+        """See `Engine.begin_at`."""
+        self._begins_at = share
+        self.engine.begin_at(share)
+
     def measured_note(self) -> str:
         """A word on where device sizes come from, for verdicts; empty where all nodes declare theirs."""
         count = len(self._filled)
@@ -343,6 +353,7 @@ class View:
         """The ledger's data set is another one: forget all used room and feed a new engine what else is known."""
         learned = [(self.engine.learned(slot), slot) for slot in range(self._mix_slots)]
         self.engine = self._new_engine()
+        self.engine.begin_at(self._begins_at)
         for mix, slot in learned:
             self.engine.recall(mix, slot)
         self._uses.clear()
@@ -354,6 +365,8 @@ class View:
             self._feed_node(node, at)
         for queue in self.queues.values():
             self.engine.queue_seen(queue)
+        for history in self.histories.values():
+            self.engine.queue_history_seen(history)
         for namespace in self.namespaces.values():
             self.engine.namespace_seen(namespace.name, namespace.labels)
         for claim in self.claims.values():

@@ -116,3 +116,16 @@ def test_shares_of_several_devices_keep_to_one_group_and_to_the_model_asked_for(
     state = NodeState(0, node("n", gpus=4, nvlink=((0, 1), (2, 3))), used)
     assert taken(state, gpus=2, share=400) == [0, 1], "not the two tightest ones, which are apart"
     assert NodeState(0, node("n", gpus=4, nvlink=((0, 1), (2, 3))), used).charge(ask(gpus=2, models=["B"])) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "one", "three"),
+    [(0.0, (0,), (0, 1, 2)), (0.25, (2,), (2, 3, 4)), (0.3, (2,), (2, 3, 4)), (0.75, (6,), (0, 6, 7))],
+)
+def test_whole_devices_are_given_out_from_where_one_begins(share: float, one: object, three: object) -> None:
+    state = NodeState(0, node("n", gpus=8), None)
+    state.begin_at(share)
+    assert tuple(g.index for g in state.choose(ask(gpus=1)) or ()) == one
+    assert tuple(g.index for g in state.choose(ask(gpus=3)) or ()) == three
+    assert len(state.choose(ask(gpus=8)) or ()) == 8
+    assert state.choose(ask(gpus=9)) is None
