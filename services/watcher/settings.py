@@ -24,8 +24,9 @@ class WatcherSettings(CommonSettings):
     slow_pass_s: float = Field(default=30.0, gt=0.5, le=3600)
     #: After so long a half of what a queue used counts no more, where past use counts at all.
     history_half_life_s: int = Field(default=86_400, ge=60, le=90 * 86_400)
-    #: How often what queues used is told to placement, and kept in the status of their objects.
+    #: How often what queues used is told to placement.
     history_tell_s: float = Field(default=10.0, ge=0.1, le=600)
+    #: How often statuses of queues are written, from which the next leader begins.
     queue_status_s: float = Field(default=60.0, ge=0.5, le=3600)
     #: The longest that a write to the API server may still land after it was given up.
     longest_write_s: float = Field(default=5.0, ge=0, le=60)
