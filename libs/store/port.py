@@ -209,8 +209,8 @@ class Ledger(Protocol):
         """Free writing claims whose write cannot land any more."""
         ...
 
-    async def writing(self, claim: str) -> bool:
-        """Whether the claim is in state writing, for the resolver of unsure writes."""
+    async def writing(self, claims: Sequence[str]) -> frozenset[str]:
+        """Those of the claims that are in state writing: for who stood still, or knows not what became of a write."""
         ...
 
     # -- preemptor --------------------------------------------------------------------------------------------------

@@ -365,8 +365,11 @@ class RedisLedger:
         for batch in _batches(claims):
             await self._call("release", generation, _encode(batch))
 
-    async def writing(self, claim: str) -> bool:
-        return bool(await self._call("writing", self._generation, claim))
+    async def writing(self, claims: Sequence[str]) -> frozenset[str]:
+        found: set[str] = set()
+        for batch in _batches(claims):
+            found.update(map(_text, await self._call("writing", self._generation, _encode(batch))))
+        return frozenset(found)
 
     # -- preemptor --------------------------------------------------------------------------------------------------
     async def begin_evict(self, plan: EvictionPlan) -> Mapping[str, Refusal]:

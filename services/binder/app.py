@@ -58,6 +58,7 @@ class Binder:
                 tasks.create_task(never_ends(self._intake.follow_facts(), "node facts"), name="node facts"),
                 tasks.create_task(never_ends(self._emitter.forever(), "outcomes"), name="outcomes"),
                 tasks.create_task(never_ends(self._expire(), "expired claims"), name="expired claims"),
+                tasks.create_task(never_ends(self._applier.keep_fresh(), "waiting claims"), name="waiting claims"),
                 tasks.create_task(never_ends(self._measure(), "gauges"), name="gauges"),
             ]
             taking = tasks.create_task(self._intake.take_plans(stop), name="plans")

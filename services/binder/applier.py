@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 import structlog
@@ -20,7 +20,7 @@ from libs.domain.plans import Plan
 from libs.runtime.clock import Clock
 from libs.store.port import Due, Ledger, LedgerUnavailable, Refusal, StaleGeneration
 from services.binder import decide, metrics
-from services.binder.carry import Carrier
+from services.binder.carry import STALE_S, Carrier
 from services.binder.emit import Emitter
 from services.binder.hand import PlanInHand, Prepare, Stage, Write
 from services.binder.settings import BinderSettings
@@ -247,6 +247,12 @@ class Applier:
     async def drained(self) -> None:
         while self._plans:
             await self.wait_for_room(1.0)
+
+    async def keep_fresh(self) -> NoReturn:
+        """For ever: claims of writes that wait for the window."""
+        while True:
+            await self._clock.sleep(STALE_S / 4)
+            await self._carrier.keep_fresh(self.pool.waiting())
 
     # -- claims past their deadline ----------------------------------------------------------------------------------
 

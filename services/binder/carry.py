@@ -13,6 +13,7 @@ creates a pod under a claim that was let go. A Binding cannot do that.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 import msgspec
@@ -36,7 +37,7 @@ from services.binder.window import Window
 
 log = structlog.get_logger()
 
-#: A first write later than this after its claim was begun asks the ledger whether the claim is still ours.
+#: A first write later than this after its claim was begun, or was last heard of, asks the ledger whether it is ours.
 STALE_S: Final = 1.0
 _MOST_CONFLICTS: Final = 3
 
@@ -143,6 +144,20 @@ class Carrier:
             uid = bare_decoder.decode(answer.body).metadata.uid if assignment.create else assignment.task
             return self._bound(write, uid)
         return self._not_bound(write, step, answer, started + timeout_s)
+
+    async def keep_fresh(self, waiting: Iterable[Write]) -> None:
+        """Ask about all first writes that wait long, in few calls: asked one by one as their turn comes, a burst that
+        takes longer than `STALE_S` costs a call for each."""
+        asked_at = self._clock.monotonic()
+        old = {w.assignment.claim: w for w in waiting if not w.sent and asked_at - w.begun_at > STALE_S / 2}
+        if not old:
+            return
+        try:
+            ours = await self._ledger.writing(tuple(old))
+        except (LedgerUnavailable, StaleGeneration):
+            return  # each is asked about in its turn
+        for claim in ours:
+            old[claim].begun_at = max(old[claim].begun_at, asked_at)
 
     async def _bring_claims(self, write: Write) -> float | None:
         """None: all volume claims that waited for first use are bound for this node."""
@@ -370,7 +385,7 @@ class Carrier:
     async def _still_ours(self, write: Write) -> bool | None:
         """None: not to be learned now. A data set that changed under us is opened again; older claims are dead."""
         try:
-            return await self._ledger.writing(write.assignment.claim)
+            return bool(await self._ledger.writing((write.assignment.claim,)))
         except LedgerUnavailable:
             return None
         except StaleGeneration:

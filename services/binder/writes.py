@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from services.binder.hand import Prepare, Write
 from services.binder.window import Window
@@ -44,6 +44,10 @@ class WritePool:
     @property
     def queued(self) -> int:
         return len(self._queue)
+
+    def waiting(self) -> Iterable[Write]:
+        """Writes that have not had their turn."""
+        return self._waiting.values()
 
     def put(self, item: Item) -> None:
         if isinstance(item, Write) and not self._admit(item):

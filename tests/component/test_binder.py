@@ -33,6 +33,7 @@ from libs.kube.volumes import SELECTED_NODE, claim_decoder
 from libs.store.embedded import embedded_ledger
 from libs.testkit.faults import FaultyKube, answers, binding, connection_lost, creation, held_up, read
 from services.binder.app import build
+from services.binder.carry import STALE_S
 from services.binder.settings import BinderSettings
 
 TEAM = "default"
@@ -539,6 +540,42 @@ async def test_plans_are_taken_while_earlier_writes_are_in_flight(world):
         wake.set()
         await world.landed(4)
     assert world.kube.most_at_once >= 4
+
+
+async def test_a_burst_that_takes_long_to_write_asks_about_its_claims_together_and_not_one_by_one(world, monkeypatch):
+    asked: list[int] = []
+    writing = world.ledger.writing
+
+    async def counted(claims):
+        asked.append(len(claims))
+        return await writing(claims)
+
+    monkeypatch.setattr(world.ledger, "writing", counted)
+    wake = asyncio.Event()
+    world.kube.faults.append(held_up(binding, wake, times=2))
+    pods = [world.pod(f"p{n}") for n in range(16)]
+    nodes = [f"n{1 + n // 8}" for n in range(16)]
+    async with world.binder(write_timeout_s=5.0, window_cap=2, window_start=2, give_up_s=8.0):
+        await world.send(await world.plan(*pods, on=nodes))
+        asyncio.get_running_loop().call_later(2 * STALE_S, wake.set)
+        assert {how for how, _ in (await world.landed(16)).values()} == {Landed.BOUND}
+    assert max(asked) == 14, "those that waited for the two in flight, in one call"
+
+
+async def test_a_claim_taken_back_while_its_write_waits_is_not_written(world):
+    wake = asyncio.Event()
+    world.kube.faults.append(held_up(binding, wake, times=2))
+    pods = [world.pod(f"p{n}") for n in range(4)]
+    async with world.binder(write_timeout_s=5.0, window_cap=2, window_start=2, give_up_s=8.0):
+        plan = await world.plan(*pods)
+        await world.send(plan)
+        async with asyncio.timeout(5):
+            await world.kube.faults[0].held.wait()
+        await world.ledger.release([plan.assignments[3].claim], world.generation)
+        asyncio.get_running_loop().call_later(2 * STALE_S, wake.set)
+        landed = await world.landed(4)
+    assert landed[pods[3].uid][0] is Landed.REPLAN
+    assert sorted(name for name, _ in world.bindings) == ["p0", "p1", "p2"]
 
 
 async def test_what_is_in_hand_when_it_is_told_to_stop_is_finished(world):

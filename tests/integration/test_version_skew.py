@@ -132,7 +132,7 @@ async def test_what_one_release_claims_the_other_carries_on_to_the_end(both: tup
     taken = await new.take(3)
     assert [p.id for p in taken.planned] == ["a"], "the new owner finds the outbox of the old one"
     assert await old.begin([plan("a", range(4), state, epoch)]) == [{}]
-    assert await new.writing("a.0")
+    assert await new.writing(("a.0",))
     await new.confirm({"a.0": "task-a"}, state.generation)
     seen = TaskSeen("task-a", "5", "n1", plan("a", range(4), state, epoch).assignments[0].charge, "team", claim="a.0")
     assert list(await old.tasks_seen([seen], 1)) == []

@@ -497,6 +497,13 @@ local function writing(keys, args)
   local u = start(keys)
   local err = ready(u, args[1])
   if err then return err end
-  local c = work(u, 'c:' .. args[2])
-  return (c and c.s == 'w') and 1 or 0
+  local asked, out = dec(args[2]), {}
+  local names = {}
+  for i, claim in ipairs(asked) do names[i] = 'c:' .. claim end
+  fetch(u, u.work, ':work', names)
+  for _, claim in ipairs(asked) do
+    local c = work(u, 'c:' .. claim)
+    if c and c.s == 'w' then out[#out + 1] = claim end
+  end
+  return out
 end

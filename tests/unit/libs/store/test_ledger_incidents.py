@@ -246,7 +246,7 @@ async def test_time_alone_frees_planned_but_never_writing() -> None:
     assert due == {"w.0": "writing", "p.0": "planned"}
     assert [(h.id, h.state) for h in await scene.holders()] == [("w.0", "writing")]
     assert await scene.ledger.begin([planned]) == [{"p.0": Refusal.UNKNOWN}]
-    assert await scene.ledger.writing("w.0")
+    assert await scene.ledger.writing(("w.0", "p.0", "gone")) == {"w.0"}
     await scene.ledger.release(["w.0"], scene.generation)
     assert await scene.holders() == []
 
