@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from libs.domain import keys
@@ -22,6 +22,53 @@ from libs.kube.trainingjobs import TrainingJobView
 
 #: Up to where the job stands in line, which may follow.
 _HELPS = re.compile(r"(?:;|\.) (?:would help|helps): (.*?)(?:\. (?:about )?\d+(?:st|nd|rd|th) of \d+ waiting in .*)?$")
+
+_LINE = re.compile(
+    r"(?:^|\. )(?P<text>(?:about )?(?P<position>\d+)(?:st|nd|rd|th) of (?P<waiting>\d+) waiting "
+    r"in queue (?P<queue>[^\s,;]+)"
+    r"(?: \((?:about )?(?P<overall>\d+)(?:st|nd|rd|th) of all\))?(?:, behind (?P<behind>[^\s;]+))?.*)$"
+)
+_START = re.compile(r"expected to start at (\S+?)(?:, between (\S+) and (\S+))? \(([^)]*)\)")
+_BOUND = re.compile(r"waits at most (\d+) s more while its queue stays within its part \(([^)]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job that waits stands in line, as placement said it: `text` is the whole sentence. Positions beyond ten
+    are rounded. `overall` 0, `start` empty, `bound_s` 0: nothing was said."""
+
+    text: str
+    queue: str
+    position: int
+    waiting: int
+    overall: int = 0
+    behind: str = ""
+    start: str = ""
+    start_low: str = ""
+    start_high: str = ""
+    basis: str = ""
+    bound_s: int = 0
+
+
+def place_of(message: str) -> Place | None:
+    """The part of a pod condition's or job status' message that tells the place in line; None where none is told."""
+    said = _LINE.search(message)
+    if said is None:
+        return None
+    start, bound = _START.search(said["text"]), _BOUND.search(said["text"])
+    return Place(
+        text=said["text"],
+        queue=said["queue"],
+        position=int(said["position"]),
+        waiting=int(said["waiting"]),
+        overall=int(said["overall"] or 0),
+        behind=said["behind"] or "",
+        start=start[1] if start else "",
+        start_low=(start[2] or "") if start else "",
+        start_high=(start[3] or "") if start else "",
+        basis=start[4] if start else "",
+        bound_s=int(bound[1]) if bound else 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +121,12 @@ class Group:
     def record(self) -> dict[str, Any]:
         """The row with the verdict's parts and where each bound task is."""
         helps = _HELPS.search(self.message)
+        place = place_of(self.message)
         return {
             **self.row(),
             "nodes": counted(self.message),
             "helps": helps.group(1) if helps else "",
+            "line": asdict(place) if place is not None else None,
             "placed": [{"name": p.name, "node": p.node, "gpus": p.gpus, "phase": p.phase} for p in self.placed],
         }
 
