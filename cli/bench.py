@@ -17,6 +17,7 @@ def pipeline(nodes: int, pods: int, against: str, runs: int, as_json: bool) -> i
 
     if against not in ("", "kube-scheduler"):
         raise CommandError(f"--against knows kube-scheduler, not {against!r}")
+    _end_children_too()
     return _print(
         asyncio.run(run(nodes, pods, against=against or None, runs=runs, directory=None, report=note)), as_json
     )
@@ -25,12 +26,14 @@ def pipeline(nodes: int, pods: int, against: str, runs: int, as_json: bool) -> i
 def jobs(trials: int, nodes: int, as_json: bool) -> int:
     from bench.jobs import run
 
+    _end_children_too()
     return _print(asyncio.run(run(trials, nodes, report=note)), as_json)
 
 
 def gang(size: int, nodes: int, runs: int, as_json: bool) -> int:
     from bench.gang import run
 
+    _end_children_too()
     return _print(asyncio.run(run(size, nodes, runs, report=note)), as_json)
 
 
@@ -82,6 +85,7 @@ def _end_children_too() -> None:
 def fuzz(events: int, seed: int, rate: float, as_json: bool) -> int:
     from bench.fuzz import run
 
+    _end_children_too()
     result = asyncio.run(run(events, seed, rate, report=note))
     _print(result, as_json)
     return 1 if result["broken"] else 0
@@ -100,6 +104,7 @@ def conflicts(
 ) -> int:
     from bench.conflicts import run
 
+    _end_children_too()
     return _print(asyncio.run(run(nodes, pods, seconds, rate, candidates, fills, replicas, runs, report=note)), as_json)
 
 
