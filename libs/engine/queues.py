@@ -14,7 +14,7 @@ class Line:
     where a model has a limit."""
 
     __slots__ = ("cpu", "limit_cpu", "limit_gpu", "limit_mem", "limit_models", "mem", "milli", "models", "path",
-                 "taken_cpu", "taken_mem", "taken_milli", "taken_models")  # fmt: skip
+                 "taken_cpu", "taken_mem", "taken_milli", "taken_models", "tracked")  # fmt: skip
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -26,6 +26,8 @@ class Line:
         self.limit_models: dict[str, int] = {}
         self.models: dict[str, int] = {}
         self.taken_models: dict[str, int] = {}
+        #: Models that have a limit or are deserved.
+        self.tracked: frozenset[str] = frozenset()
 
     @property
     def limited(self) -> bool:
@@ -74,7 +76,7 @@ class Line:
 
     def add_models(self, amounts: Mapping[str, int], sign: int) -> None:
         for model, milli in amounts.items():
-            if model in self.limit_models:
+            if model in self.tracked:
                 self.taken_models[model] = self.taken_models.get(model, 0) + sign * milli
 
     def covers(self, path: str) -> bool:
@@ -100,8 +102,8 @@ Chain = tuple[Line, ...]
 
 
 def by_model(chain: Chain) -> bool:
-    """Whether a queue of the chain has a limit by model."""
-    return any(line.limit_models for line in chain)
+    """Whether a queue of the chain has a limit or a share by model."""
+    return any(line.tracked for line in chain)
 
 
 class QueueBook:
@@ -122,6 +124,7 @@ class QueueBook:
         line = self._line(queue.path)
         line.limit_gpu, line.limit_cpu, line.limit_mem = queue.gpu_milli, queue.cpu, queue.mem
         line.limit_models = queue.models
+        line.tracked = frozenset(queue.models) | frozenset(queue.deserved.models)
         self._chains.clear()
 
     def queue_gone(self, path: str) -> None:

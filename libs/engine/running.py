@@ -114,6 +114,10 @@ class RunningBook:
         room = self._leaving_of.get(path)
         return (room[0], room[1], room[2]) if room is not None else (0, 0, 0)
 
+    def who_leaves(self, path: str) -> list[RunningTask]:
+        """Pods of the queue and of those below it that are about to give back what they hold."""
+        return [task for task in self._leaving.values() if path in ancestors(task.queue)]
+
     def _recount(self, uid: str) -> None:
         task = self.by_uid.get(uid)
         before = self._leaving.get(uid)

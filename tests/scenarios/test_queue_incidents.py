@@ -334,3 +334,49 @@ def test_what_a_queue_claims_by_memory_of_a_gpu_is_counted_as_it_will_be_charged
     assert len(half[0].victims) == 1
     facts.queue("b", deserved=Quota(gpu_milli=WHOLE // 4))
     assert decide(facts, pod("h", mib=500, queue="b"))[0].victims == ()
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def models_used(facts: ClusterBuilder) -> ClusterBuilder:
+    """Queue uses with their models, as the ledger tells them."""
+    for task_ in facts.pods:
+        model = facts.nodes[task_.node].gpus[0].model
+        use = facts.queue_uses[task_.queue]
+        held = use.models.get(model, 0) + task_.charge.gpu_milli
+        facts.queue_uses[task_.queue] = msgspec.structs.replace(use, models={**use.models, model: held})
+    return facts
+
+
+def test_a_share_of_one_model_reclaims_that_model_and_no_other() -> None:
+    facts = cluster().node("old", gpus=4, model="V100").node("new", gpus=4, model="H100")
+    facts.queue("b", deserved=Quota(models={"H100": 2 * WHOLE}))
+    facts.running("g", gpus=1, count=8, queue="guests")
+    models_used(facts)
+    (one,) = decide(facts, gang("train", 2, gpus=1, queue="b"))
+    assert {victim.node for victim in one.victims} == {"new"}
+    assert len(one.victims) == 2
+    assert decide(facts, gang("train", 3, gpus=1, queue="b"))[0].victims == ()
+
+
+def test_what_a_queue_deserves_of_one_model_stays_when_gpus_are_reclaimed_from_it() -> None:
+    facts = cluster().node("old", gpus=6, model="V100").node("new", gpus=2, model="H100")
+    facts.queue("a", deserved=Quota(models={"H100": 2 * WHOLE})).queue("b", deserves=8)
+    facts.running("v", gpus=1, count=6, queue="a", on="old", started=NOW - HOUR)
+    facts.running("h", gpus=1, count=2, queue="a", on="new", started=NOW)
+    models_used(facts)
+    (decision,) = decide(facts, gang("back", 6, gpus=1, queue="b"))
+    assert {victim.node for victim in decision.victims} == {"old"}
+    assert decide(facts, gang("back", 7, gpus=1, queue="b"))[0].victims == ()
+
+
+def test_a_queue_at_its_limit_of_one_model_is_helped_by_its_own_pods_of_that_model_only() -> None:
+    facts = cluster().node("n", gpus=2, model="H100").queue("q", models={"H100": WHOLE})
+    facts.running("theirs", gpus=1, queue="other", priority=0).running("mine", gpus=1, queue="q", priority=1)
+    models_used(facts)
+    (decision,) = decide(facts, pod("p", gpus=1, queue="q", priority=5))
+    assert victims_of(decision) == ["mine"]
+    facts.pods[1] = msgspec.structs.replace(facts.pods[1], preemptible=False)
+    (decision,) = decide(facts, pod("p", gpus=1, queue="q", priority=5))
+    assert decision.victims == ()

@@ -12,18 +12,20 @@ the share itself, and evicted pods that come again at once find no right to the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
 
-from libs.domain.queues import Queue, Quota, ancestors
+from libs.domain.queues import Quota, ancestors
 from libs.domain.resources import Charge
-from libs.engine.api import RunningTask
+from libs.engine.api import Placement, RunningTask
 from libs.engine.running import workload
 from libs.engine.session import Session
 
 #: Milli GPUs, milli CPU, MiB.
 Amounts = tuple[int, int, int]
-NOTHING: Final[Amounts] = (0, 0, 0)
+
+
+#: 0: milli GPUs, 1: milli CPU, 2: MiB; a name: milli GPUs of that model.
+Side = int | str
 
 
 class Right(enum.Enum):
@@ -36,8 +38,18 @@ def amounts_of(charges: Sequence[Charge]) -> Amounts:
     return sum(c.gpu_milli for c in charges), sum(c.cpu for c in charges), sum(c.mem for c in charges)
 
 
+def by_models(session: Session, placements: Sequence[Placement]) -> dict[str, int]:
+    """Milli GPUs that the placements take, by model."""
+    sums: dict[str, int] = {}
+    for placement in placements:
+        for model, milli in _models(session, placement.node, placement.charge).items():
+            sums[model] = sums.get(model, 0) + milli
+    return sums
+
+
 class Rights:
-    """Of one queue with one request, at one priority. `asked` is the least that the request takes."""
+    """Of one queue with one request, at one priority. `asked` is the least that the request takes. What queues use is
+    looked at when this is made, before the decision that it is for changes anything."""
 
     def __init__(self, session: Session, queue: str, priority: int, asked: Amounts) -> None:
         self._session = session
@@ -45,25 +57,21 @@ class Rights:
         self.priority = priority
         self.asked = asked
         self._specs = session.queues.specs
+        self._by_model = any(spec.deserved.models for spec in self._specs.values())
         self._own = _down(queue)
         self._rights: dict[str, Right] = {}
-        self._levels: dict[str, tuple[str, ...]] = {}
-        self._within: dict[str, bool] = {}
-        self._above: dict[tuple[str, int], int] = {}
         self._parted: dict[str, int] = {}
-        # What queues use is looked at now, before the decision that this is for changes it.
-        for path in self._own:
-            self.within(path)
+        self._levels: dict[str, tuple[str, ...]] = {}
+        self._uses: dict[str, dict[Side, int]] = {}
+        self._claimable: dict[tuple[str, str], bool] = {}
+        self._within = {path: self.still_within(path, asked) for path in self._own}
         for path in session.running.by_queue:
             self._rights[path] = self._right(path)
-            if self._rights[path] is Right.RECLAIM:
-                for level in self.levels(path):
-                    self.above(level, 0), self.above(level, 1)
 
     @property
     def claims(self) -> bool:
         """Whether the queue, or one above it, may claim anything back."""
-        return any(self.within(path) for path in self._own)
+        return any(self._within.values())
 
     def any(self, rights: frozenset[Right]) -> bool:
         """Whether some running pod may be taken by one of these, protection aside."""
@@ -78,6 +86,8 @@ class Rights:
         right = self._rights[task.queue]
         if right is Right.PRIORITY and task.priority >= self.priority:
             return Right.NONE
+        if right is Right.RECLAIM and self._by_model and not self._model_claimable(task):
+            return Right.NONE
         return right
 
     def _right(self, theirs: str) -> Right:
@@ -85,78 +95,120 @@ class Rights:
         at = 0
         while at < len(self._own) and at < len(other) and self._own[at] == other[at]:
             at += 1
-        ours_at, theirs_at = self._own[at : at + 1], other[at : at + 1]
-        if ours_at and theirs_at and self.within(ours_at[0]):
+        if at < len(self._own) and at < len(other) and self._within[self._own[at]]:
             self._parted[theirs] = at
-            if self.above(theirs_at[0], self._main) > 0:
+            self._levels[theirs] = tuple(path for path in other[at:] if self._deserves(path))
+            for path in self._levels[theirs]:
+                self._use(path)
+            main = 0 if self.asked[0] else 1
+            if self.above(other[at], main) > 0 or (self._by_model and main == 0):
                 return Right.RECLAIM
         if any(self._deserves(path) for path in (*self._own[at:], *other[at:])):
             return Right.NONE
         return Right.PRIORITY
 
-    @property
-    def _main(self) -> int:
-        return 0 if self.asked[0] else 1
-
     def _deserves(self, path: str) -> bool:
         spec = self._specs.get(path)
         return spec is not None and spec.deserved != Quota()
 
-    def within(self, path: str) -> bool:
-        """Whether a queue of ours deserves what is asked, beside what it uses."""
-        known = self._within.get(path)
-        if known is None:
-            known = self._within[path] = self.still_within(path, self.asked)
-        return known
-
-    def still_within(self, path: str, asked: Amounts) -> bool:
-        deserved = deserved_of(self._specs.get(path))
-        if deserved[self._main] is None:
+    # -- our side -----------------------------------------------------------------------------------------------------
+    def still_within(self, path: str, asked: Amounts, models: Mapping[str, int] | None = None) -> bool:
+        """Whether a queue of ours deserves what is asked, beside what it uses. GPUs are claimed by a share of GPUs, or
+        by one of their model: which that is (`models`) is known when they are placed."""
+        spec = self._specs.get(path)
+        if spec is None:
             return False
-        used = self._use(path)
-        return all(
-            d is None or not a or u + a <= d for d, a, u in zip(deserved, asked, used, strict=True)
-        )  # fmt: skip
-
-    def confirmed(self, asked: Amounts, taken: Sequence[RunningTask]) -> bool:
-        """Whether the claim holds for what is really charged: a part of a GPU asked for by memory is known late."""
-        return all(
-            self.still_within(self._own[self._parted[task.queue]], asked)
-            for task in taken
-            if self.of(task) is Right.RECLAIM
+        deserved = spec.deserved
+        sides: dict[Side, int] = {0: asked[0], 1: asked[1], 2: asked[2]}
+        if asked[0]:
+            if models is None:
+                named = deserved.gpu_milli is not None or bool(deserved.models)
+            else:
+                named = deserved.gpu_milli is not None or models.keys() <= deserved.models.keys()
+                sides.update(models)
+        else:
+            named = deserved.cpu is not None
+        return named and all(
+            (share := self.share(path, side)) is None or not more or self._use(path).get(side, 0) + more <= share
+            for side, more in sides.items()
         )
+
+    def confirmed(self, placements: Sequence[Placement], taken: Sequence[RunningTask]) -> bool:
+        """Whether the claim holds for what is really charged: the model of a GPU, and the part of one that is asked for
+        by memory, are known late."""
+        asked = amounts_of([placement.charge for placement in placements])
+        models = by_models(self._session, placements) if self._by_model else None
+        levels = {self._own[self._parted[task.queue]] for task in taken if self.of(task) is Right.RECLAIM}
+        return all(self.still_within(level, asked, models) for level in levels)
+
+    def _model_claimable(self, task: RunningTask) -> bool:
+        """Whether GPUs of the model that the pod has may be claimed, and its queue stands above what it deserves of
+        them."""
+        for model in self.models(task):
+            known = self._claimable.get((task.queue, model))
+            if known is None:
+                at = self._parted[task.queue]
+                ours, top = self._own[at], _down(task.queue)[at]
+                share = self.share(ours, model)
+                may = share is None or self._use(ours).get(model, 0) + self.asked[0] <= share
+                named = share is not None or self.share(ours, 0) is not None
+                side = model if self.share(top, model) is not None else 0
+                known = self._claimable[task.queue, model] = may and named and self.above(top, side) > 0
+            if not known:
+                return False
+        return True
 
     # -- the other side -----------------------------------------------------------------------------------------------
     def levels(self, theirs: str) -> tuple[str, ...]:
         """Where of a queue that is reclaimed from something is deserved: from where the two part down to it."""
-        known = self._levels.get(theirs)
-        if known is None:
-            known = tuple(path for path in _down(theirs)[self._parted[theirs] :] if self._deserves(path))
-            self._levels[theirs] = known
-        return known
+        return self._levels[theirs]
 
-    def above(self, path: str, side: int) -> int:
+    def above(self, path: str, side: Side) -> int:
         """How far a queue stands above what it deserves of one side; what is leaving has left. A side that is not named
         is not deserved."""
-        known = self._above.get((path, side))
-        if known is None:
-            deserved = deserved_of(self._specs.get(path))[side] or 0
-            known = self._above[path, side] = self._use(path)[side] - deserved
-        return known
+        return self._use(path).get(side, 0) - (self.share(path, side) or 0)
 
-    def _use(self, path: str) -> Amounts:
+    def share(self, path: str, side: Side) -> int | None:
+        """What a queue deserves of one side; None: nothing is said."""
+        spec = self._specs.get(path)
+        if spec is None:
+            return None
+        deserved = spec.deserved
+        if isinstance(side, str):
+            return deserved.models.get(side)
+        return (deserved.gpu_milli, deserved.cpu, deserved.mem)[side]
+
+    def models(self, task: RunningTask) -> dict[str, int]:
+        """Milli GPUs that the pod holds, by model, where any queue deserves some of a model."""
+        return _models(self._session, task.node, task.charge) if self._by_model else {}
+
+    def _use(self, path: str) -> dict[Side, int]:
+        """What is used of a queue, and stays."""
+        known = self._uses.get(path)
+        if known is not None:
+            return known
         line = self._session.queues.line(path)
-        if line is None:
-            return NOTHING
-        away = self._session.running.leaving(path)
-        return (
-            line.milli + line.taken_milli - away[0],
-            line.cpu + line.taken_cpu - away[1],
-            line.mem + line.taken_mem - away[2],
-        )
+        use: dict[Side, int] = {}
+        if line is not None:
+            away = self._session.running.leaving(path)
+            use[0] = line.milli + line.taken_milli - away[0]
+            use[1] = line.cpu + line.taken_cpu - away[1]
+            use[2] = line.mem + line.taken_mem - away[2]
+            for model in line.tracked:
+                use[model] = line.models.get(model, 0) + line.taken_models.get(model, 0)
+            if line.tracked:
+                for task in self._session.running.who_leaves(path):
+                    for model, milli in self.models(task).items():
+                        if model in line.tracked:
+                            use[model] -= milli
+        self._uses[path] = use
+        return use
 
-    def names(self, path: str, side: int) -> bool:
-        return deserved_of(self._specs.get(path))[side] is not None
+
+def _models(session: Session, node: str, charge: Charge) -> dict[str, int]:
+    row = session.snapshot.rows.get(node)
+    state = session.snapshot.states[row] if row is not None else None
+    return state.by_model(charge) if state is not None else {}
 
 
 class Tally:
@@ -166,13 +218,13 @@ class Tally:
     def __init__(self, rights: Rights, allowance: Callable[[RunningTask], int]) -> None:
         self._rights = rights
         self._allowance = allowance
-        self._taken: dict[tuple[str, int], list[int]] = {}
+        self._taken: dict[tuple[str, Side], list[int]] = {}
         self._pods: dict[str, int] = {}
 
     def allows(self, more: Sequence[tuple[RunningTask, ...]]) -> bool:
         """Whether these units may go together, beside what is taken."""
         rights = self._rights
-        added: dict[tuple[str, int], list[int]] = {}
+        added: dict[tuple[str, Side], list[int]] = {}
         pods: dict[str, int] = {}
         for unit in more:
             for level, side, amount in self._claims(unit):
@@ -195,26 +247,25 @@ class Tally:
         if unit and unit[0].gang_min <= 1:
             self._pods[workload(unit[0])] = self._pods.get(workload(unit[0]), 0) + 1
 
-    def _claims(self, unit: tuple[RunningTask, ...]) -> list[tuple[str, int, int]]:
+    def _claims(self, unit: tuple[RunningTask, ...]) -> list[tuple[str, Side, int]]:
+        """What the unit gives of what its queue, and those above up to where the two part, deserve: by model where the
+        share is, else GPUs, else CPU."""
         rights = self._rights
-        sizes: dict[str, list[int]] = {}
+        sizes: dict[str, dict[Side, int]] = {}
         for task in unit:
             if rights.of(task) is Right.RECLAIM:
-                sums = sizes.setdefault(task.queue, [0, 0])
+                sums = sizes.setdefault(task.queue, {0: 0, 1: 0})
                 sums[0] += task.charge.gpu_milli
                 sums[1] += task.charge.cpu
-        found: list[tuple[str, int, int]] = []
+                for model, milli in rights.models(task).items():
+                    sums[model] = sums.get(model, 0) + milli
+        found: list[tuple[str, Side, int]] = []
         for queue, sums in sizes.items():
-            side = 0 if sums[0] else 1
-            found += [(level, side, sums[side]) for level in rights.levels(queue) if rights.names(level, side)]
+            for level in rights.levels(queue):
+                sides: list[Side] = [side for side in sums if isinstance(side, str)]
+                sides = [side for side in sides if rights.share(level, side) is not None] or [0 if sums[0] else 1]
+                found += [(level, side, sums[side]) for side in sides if rights.share(level, side) is not None]
         return found
-
-
-def deserved_of(spec: Queue | None) -> tuple[int | None, int | None, int | None]:
-    if spec is None:
-        return None, None, None
-    deserved = spec.deserved
-    return deserved.gpu_milli, deserved.cpu, deserved.mem
 
 
 def _down(path: str) -> list[str]:

@@ -18,11 +18,12 @@ from libs.domain.verdicts import Kind, Reason, Verdict
 from libs.engine import explain, gang
 from libs.engine.actions.fill import fill
 from libs.engine.actions.protect import protection
-from libs.engine.actions.rights import Amounts, Right, Rights, Tally, amounts_of
+from libs.engine.actions.rights import Amounts, Right, Rights, Tally, amounts_of, by_models
 from libs.engine.actions.search import Search
 from libs.engine.actions.victims import Appraiser, Cost, Finder, Unit, elastic
 from libs.engine.api import Decision, PendingJob, Placement, RunningTask
 from libs.engine.feasible import Feasibility
+from libs.engine.queues import by_model
 from libs.engine.session import Session
 from libs.engine.statement import Statement
 
@@ -163,13 +164,15 @@ class _Attempt:
             units, placements = fewer
             victims = _pods(units)
             _forget_searches(session)
-        if not self._rights.confirmed(amounts_of([p.charge for p in placements]), victims):
+        if not self._rights.confirmed(placements, victims):
             return None
         hold(session, placements, victims)
         self._protection.changed()
         asked = amounts_of([placement.charge for placement in placements])
         # As the ledger counts: the whole of it now, and what its victims hold until they have left.
         session.queues.charge(self._chain, *asked)
+        if by_model(self._chain):
+            session.queues.charge_models(self._chain, by_models(session, placements), 1)
         nodes = len({victim.node for victim in victims})
         return Decision(
             self._job.head.key,
@@ -209,7 +212,7 @@ class _Attempt:
                     units.append(Unit(tuple(fresh), unit.ends))
                 filled = fill(self._session, statement, [task], self._chain, [], explained=False)
                 if not filled.placements:
-                    raise AssertionError(f"{choice.node}: victims were enough and the task does not fit")
+                    return None  # of a node's mixed devices one was chosen that the queue may not have
             placements.extend(filled.placements)
             placed.extend(filled.tasks)
         if not placements or (need.together and not need.met(placed)):

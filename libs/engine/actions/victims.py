@@ -15,7 +15,7 @@ from libs.engine.actions.rights import Tally
 from libs.engine.api import RunningTask
 from libs.engine.devices import NodeState
 from libs.engine.feasible import Feasibility
-from libs.engine.queues import Chain
+from libs.engine.queues import Chain, by_model
 from libs.engine.rules.book import Book, Resident
 from libs.engine.running import RunningBook
 
@@ -222,6 +222,8 @@ class _Trial:
         self._book = book
         self._chain = chain
         self._back = [[0, 0, 0] for _ in chain]
+        #: The same by model, of pods on this node, where a queue has limits by model.
+        self._back_models: list[dict[str, int]] | None = [{} for _ in chain] if by_model(chain) else None
         self._gone: dict[str, int] = {}
 
     def take(self, unit: Sequence[RunningTask]) -> None:
@@ -246,9 +248,17 @@ class _Trial:
         if not self._chain:
             return True
         charge = self._node.charge(self._ask)
-        return charge is not None and not any(
+        if charge is None or any(
             line.short_of(charge.gpu_milli, charge.cpu, charge.mem, *back)
             for line, back in zip(self._chain, self._back, strict=True)
+        ):
+            return False
+        if self._back_models is None:
+            return True
+        amounts = self._node.by_model(charge)
+        return not any(
+            line.short_of_model({model: milli - back.get(model, 0) for model, milli in amounts.items()})
+            for line, back in zip(self._chain, self._back_models, strict=True)
         )
 
     def end(self) -> None:
@@ -275,3 +285,8 @@ class _Trial:
                 back[0] += sign * charge.gpu_milli
                 back[1] += sign * charge.cpu
                 back[2] += sign * charge.mem
+        if self._back_models is not None and task.node == self._node.name:
+            for line, models in zip(self._chain, self._back_models, strict=True):
+                if line.covers(task.queue):
+                    for model, milli in self._node.by_model(charge).items():
+                        models[model] = models.get(model, 0) + sign * milli
