@@ -7,6 +7,7 @@ import typer
 from cli.simulate.bound import bound
 from cli.simulate.departures import departures
 from cli.simulate.pack import pack
+from cli.simulate.precision import precision
 from cli.simulate.queue import queue
 from cli.simulate.story import story
 from cli.simulate.table import table
@@ -27,3 +28,4 @@ simulate_app.command("table")(table)
 simulate_app.command("bound")(bound)
 simulate_app.command("departures")(departures)
 simulate_app.command("whatif")(whatif)
+simulate_app.command("precision")(precision)

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import heapq
 import math
+import multiprocessing
+import os
 import statistics
 from collections import Counter, deque
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -304,20 +307,61 @@ def run(
     return Running(*(statistics.fmean(values) if values else 0.0 for values in (turnaround, wait, speed, others)))
 
 
-def summary(fills: list[Filling], runs: list[Running]) -> dict[str, Any]:
-    """Means over the seeds."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: filling with every weight of the policy and every seed, and running at every load beside."""
 
+    nodes: tuple[NodeRow, ...]
+    tasks: tuple[TaskRow, ...]
+    mix: Mix
+    bound: float
+    weights: tuple[int, ...]
+    loads: tuple[float, ...]
+    arrivals: int
+    seeds: tuple[int, ...]
+
+
+def run_all(plan: Plan, processes: int = 0) -> list[dict[str, Any]]:
+    """One result per weight, means over the seeds. Results do not depend on `processes`."""
+    work = [(weight, load, seed) for weight in plan.weights for load in (None, *plan.loads) for seed in plan.seeds]
+    processes = min(processes or os.cpu_count() or 1, len(work))
+    if processes == 1:
+        found = [_one(plan, *item) for item in work]
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, mp_context=context) as pool:
+            found = [done.result() for done in [pool.submit(_one, plan, *item) for item in work]]
+    by_work = dict(zip(work, found, strict=True))
+    return [_told(plan, weight, by_work) for weight in plan.weights]
+
+
+def _one(plan: Plan, weight: int, load: float | None, seed: int) -> Filling | Running:
+    weights = {"drystone": 1, **({"precision": weight} if weight else {})}
+    nodes, tasks = list(plan.nodes), list(plan.tasks)
+    if load is None:
+        return fill(nodes, tasks, plan.mix, weights, seed, plan.bound)
+    return run(nodes, tasks, plan.mix, weights, seed, plan.bound, load, plan.arrivals)
+
+
+def _told(
+    plan: Plan, weight: int, results: Mapping[tuple[int, float | None, int], Filling | Running]
+) -> dict[str, Any]:
     def mean(values: list[float]) -> float:
         return round(statistics.fmean(values), 4)
 
-    found: dict[str, Any] = {}
-    if fills:
-        found["unallocated_pct"] = {str(load): mean([f.unallocated_pct[load] for f in fills]) for load in LOADS}
-        found["speed"] = {str(load): mean([f.speed[load] for f in fills]) for load in LOADS}
-        found["refused"] = [sum(f.refused for f in fills), sum(f.demanding for f in fills)]
-    if runs:
-        found["turnaround_s"] = mean([r.turnaround_s for r in runs])
-        found["wait_s"] = mean([r.wait_s for r in runs])
-        found["running_speed"] = mean([r.speed for r in runs])
-        found["others_wait_s"] = mean([r.others_wait_s for r in runs])
-    return found
+    fills = [f for seed in plan.seeds if isinstance(f := results[weight, None, seed], Filling)]
+    told: dict[str, Any] = {
+        "weight": weight,
+        "seeds": list(plan.seeds),
+        "unallocated_pct": {str(load): mean([f.unallocated_pct[load] for f in fills]) for load in LOADS},
+        "speed": {str(load): mean([f.speed[load] for f in fills]) for load in LOADS},
+        "refused": [sum(f.refused for f in fills), sum(f.demanding for f in fills)],
+        "running": {},
+    }
+    for load in plan.loads:
+        runs = [r for seed in plan.seeds if isinstance(r := results[weight, load, seed], Running)]
+        told["running"][str(load)] = {
+            name: mean([getattr(r, name) for r in runs])
+            for name in ("turnaround_s", "wait_s", "speed", "others_wait_s")
+        }
+    return told
