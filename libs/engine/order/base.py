@@ -92,6 +92,14 @@ class Order:
         """Whether the running item may be evicted now for anybody at all."""
         return False
 
+    def fresh(self, victim: Item, now: float) -> bool:  # noqa: ARG002
+        """Of one that offers: whether it is at a good moment. Who `needs_fresh` is asked about no others."""
+        return True
+
+    def needs_fresh(self, item: Item, now: float) -> bool:  # noqa: ARG002
+        """Whether only victims at a good moment can yield to the item."""
+        return False
+
     def yields(self, victim: Item, to: Item, now: float) -> bool:  # noqa: ARG002
         """Whether the running item, which offers, may be evicted for the waiting one."""
         return False

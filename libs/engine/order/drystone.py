@@ -179,6 +179,14 @@ class Drystone(Order):
     def offers(self, victim: Item, now: float) -> bool:
         return now - victim.begins >= self.parameters.checkpoint
 
+    def fresh(self, victim: Item, now: float) -> bool:
+        return (now - victim.begins) % self.parameters.checkpoint <= self.parameters.window
+
+    def needs_fresh(self, item: Item, now: float) -> bool:
+        waited = now - item.since
+        late = item.key in self._overdue and waited >= self.parameters.checkpoint
+        return not (late or (waited >= self.parameters.patience and self._entitled(item)))
+
     def _protected_until(self, victim: Item, now: float) -> float:
         times = self._yielded.get(victim.key, ())
         most = self.parameters.most_evictions
@@ -187,7 +195,7 @@ class Drystone(Order):
         return times[-most] + self.parameters.protection if most else NEVER
 
     def yields(self, victim: Item, to: Item, now: float) -> bool:
-        fresh = (now - victim.begins) % self.parameters.checkpoint <= self.parameters.window
+        fresh = self.fresh(victim, now)
         if self._reclaims(to, victim) and self._protected_until(victim, now) <= now:
             return fresh or now - to.since >= self.parameters.patience
         if victim.key in self._overdue or victim.priority > to.priority:

@@ -16,7 +16,7 @@ from libs.engine.order.base import NEVER, Item, Order, Rank
 from libs.sim.errors import SimulationError
 from libs.sim.queue.cluster import WHOLE, Cluster
 from libs.sim.queue.trace import TraceJob
-from libs.sim.queue.victims import Run, choose
+from libs.sim.queue.victims import ByNode, Run, choose
 
 Progress = Callable[[int], None]
 
@@ -303,7 +303,7 @@ class QueueLoop:
         """Evict for those who may have others evicted, best first."""
         now = self.now
         order = self.order
-        offered: list[dict[int, Run]] | None = None
+        offers: tuple[ByNode, ByNode] | None = None
         vain: set[tuple[int, float]] = set()  # asks for which a better placed item found nobody
         for front, _, _, lane in sorted(self._heads(lanes), key=lambda head: head[:3]):
             while (lane.milli, front) not in vain and (item := lane.head()) is not None:
@@ -311,8 +311,9 @@ class QueueLoop:
                 if at > now:
                     self._look = min(self._look, at)
                     break
-                if offered is None:
-                    offered = self._offers()
+                if offers is None:
+                    offers = self._offers()
+                offered = offers[1] if order.needs_fresh(item, now) else offers[0]
                 victims = choose(self.cluster, offered, self.by_node, lane.milli, item, order, now)
                 if victims is None:
                     vain.add((lane.milli, front))
@@ -321,7 +322,8 @@ class QueueLoop:
                 for run in victims:
                     self._evict(run)
                     for part in run.parts:
-                        offered[part[0]].pop(run.item.key, None)
+                        offers[0][part[0]].pop(run.item.key, None)
+                        offers[1][part[0]].pop(run.item.key, None)
                 parts = self.cluster.find(lane.milli)
                 if parts is None:
                     raise AssertionError("an eviction was in vain")
@@ -340,13 +342,18 @@ class QueueLoop:
                     return soonest
         return ripe
 
-    def _offers(self) -> list[dict[int, Run]]:
-        """Who may be evicted for anybody, by node. A share of a GPU is not worth an eviction."""
-        offers = self.order.offers
-        offered: list[dict[int, Run]] = [{} for _ in self.by_node]
+    def _offers(self) -> tuple[ByNode, ByNode]:
+        """Who may be evicted for anybody, by node; and who of these is at a good moment. A share of a GPU is not worth
+        an eviction."""
+        offers, fresh = self.order.offers, self.order.fresh
+        offered: ByNode = [{} for _ in self.by_node]
+        good: ByNode = [{} for _ in self.by_node]
         for key, run in self.runs.items():
             if run.milli >= WHOLE and offers(run.item, self.now):
                 run.cost = self.order.price(run.item, self._loss(run.item)[0] * run.item.gpus, self.now)
+                ready = fresh(run.item, self.now)
                 for part in run.parts:
                     offered[part[0]][key] = run
-        return offered
+                    if ready:
+                        good[part[0]][key] = run
+        return offered, good
