@@ -12,10 +12,10 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from bench.chaos.kubelet import SECONDS, HonestKubelets
-from bench.failover import Ground, devices, grounded, redis_emptied
+from bench.chaos.kubelet import SECONDS, HonestKubelets, held_twice
+from bench.failover import Ground, grounded, redis_emptied
 from bench.steady import spread
 from libs.host.laws import violations
 from libs.store.port import LedgerUnavailable, StaleGeneration
@@ -29,6 +29,8 @@ SHARE: Final = 0.25
 LIMIT_S: Final = 15.0
 _ALL_BOUND_S: Final = 240.0
 _LOOK_S: Final = 0.02
+#: Pods of the burst do not end, so what was promised twice stays so.
+_DEVICES_S: Final = 0.5
 
 
 async def run(pods: int, nodes: int, repeats: int, *, keep: Path | None = None, report: Report) -> dict[str, Any]:
@@ -60,7 +62,7 @@ async def _once(ground: Ground, load: Load, name: str, pods: int) -> dict[str, A
         async with load.count_bound(selector=f"run={name}") as count, asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(kubelets.run(), name="kubelets"),
-                tasks.create_task(devices(kubelets, twice), name="devices"),
+                tasks.create_task(_devices(kubelets, twice), name="devices"),
             ]
             creating = tasks.create_task(load.create_pods(burst), name="creator")
             await count.reach(int(SHARE * pods), _ALL_BOUND_S)
@@ -99,6 +101,12 @@ def figures(count: BoundCount, emptied: float, whole: float) -> dict[str, Any]:
         "gap_s": round(max(b - a for a, b in itertools.pairwise(around)), 2) if len(around) > 1 else 0.0,
         "all_bound_s": round(times[-1] - emptied, 2),
     }
+
+
+async def _devices(kubelets: HonestKubelets, twice: set[str]) -> NoReturn:
+    while True:
+        twice |= {f"device promised twice: {what}" for what in held_twice(list(kubelets.pods.values()))}
+        await asyncio.sleep(_DEVICES_S)
 
 
 async def _whole(ledger: RedisLedger) -> float:
