@@ -20,6 +20,7 @@ local function holder(id, state, node_, c, o, task_)
   if c.md then
     models = {}
     add_models(models, c, milli_of(c), 1)
+    models = next(models) and models or nil  -- an empty table may be written as a list
   end
   return enc({id = id, state = state, node = node_, charge = next(c) and c or {cpu = 0}, job = o.j, queue = o.q,
     task = task_, models = models})
