@@ -127,6 +127,19 @@ def why(
 
 
 @app.command()
+def queue(
+    path: Annotated[str, typer.Argument(help="Path or name of a queue; all queues without it.")] = "",
+    resource: Annotated[str, typer.Option(help="gpu, cpu, memory, or a model of GPUs.")] = "gpu",
+    kubeconfig: Kubeconfig = None,
+    as_json: Json = False,
+) -> None:
+    """The tree of queues: limits, shares, what is used and was used of late, and what waits."""
+    from cli.queue import queue as run_queue
+
+    raise typer.Exit(run_queue(path, resource=resource, kubeconfig=kubeconfig, as_json=as_json))
+
+
+@app.command()
 def check(
     kubeconfig: Kubeconfig = None,
     redis: Annotated[str, typer.Option(envvar="DRYSTONE_REDIS_URL")] = "redis://127.0.0.1:6379/0",

@@ -1,0 +1,119 @@
+"""`drystone queue`: the tree as the API server has it, with or without anybody who writes statuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from cli.errors import CommandError
+from cli.queue import queue
+from libs.kube import writes
+from libs.kube.embedded import EmbeddedCluster
+from libs.kube.port import Answer
+
+HALF = 3600
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> EmbeddedCluster:
+    cluster = EmbeddedCluster()
+
+    class Caller:
+        async def call(self, *args: Any, **kwargs: Any) -> Answer:
+            return await cluster.call(*args, **kwargs)
+
+        async def close(self) -> None:
+            return None
+
+    monkeypatch.setattr("cli.access.KubeClient.from_kubeconfig", lambda _path: Caller())
+    return cluster
+
+
+def make(server: EmbeddedCluster, name: str, status: dict[str, Any] | None = None, **spec: Any) -> None:
+    assert server.call_now("POST", writes.QUEUES, json.dumps({"metadata": {"name": name}, "spec": spec}).encode()).ok
+    if status is not None:
+        body = json.dumps({"status": status}).encode()
+        assert server.call_now("PATCH", f"{writes.QUEUES}/{name}/status", body, content_type=writes.MERGE).ok
+
+
+def standing(gpus: int, jobs: int = 0) -> dict[str, Any]:
+    """A queue that has held so many GPUs for very long."""
+    return {
+        "used": {"nvidia.com/gpu": str(gpus), "cpu": "1500m", "memory": "2048Mi", "nvidia.com/gpu:A100": str(gpus)},
+        "pending": {"jobs": jobs, "tasks": jobs, "gpus": str(2 * jobs)},
+        "history": {"at": time.time(), "halfLifeSeconds": HALF, "gpuMilliSeconds": int(gpus * 1000 * HALF / 0.693147)},
+    }
+
+
+@pytest.fixture
+def tree(server: EmbeddedCluster) -> EmbeddedCluster:
+    make(server, "org", standing(9, 1), limits={"nvidia.com/gpu": 16}, deserved={"nvidia.com/gpu": 9})
+    make(server, "vision", standing(6), parent="org", deserved={"nvidia.com/gpu": 4}, namespaces=["team-v"])
+    make(server, "speech", standing(3, 1), parent="org", deserved={"nvidia.com/gpu": 6, "cpu": 4})
+    make(server, "fresh", parent="nobody")
+    return server
+
+
+def test_the_table_says_who_stands_above_its_share_and_who_below(
+    tree: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert queue() == 0
+    text = capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in text.splitlines() if not line.startswith("!")}
+    assert lines["org"][1:] == ["!", "16", "9", "9", "9", "even", "1", "job,", "2", "GPUs"]
+    assert lines["vision"][1:] == ["-", "4", "6", "6", "2", "over", "-"]
+    assert lines["speech"][1:] == ["-", "6", "3", "3", "3", "under", "1", "job,", "2", "GPUs"]
+    assert lines["fresh"][1:] == ["!", "-", "-", "-", "-", "-", "-"]
+    assert text.index("fresh") < text.index("org") < text.index("  speech") < text.index("  vision")
+    assert "! fresh: ParentMissing: there is no queue nobody" in text
+    assert "! org: ChildrenDeserveMore" in text
+
+
+def test_one_queue_by_path_or_name_with_what_protects_it(
+    tree: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("org/vision", "vision"):
+        assert queue(name) == 0
+        text = capsys.readouterr().out
+        assert "speech" not in text
+        assert "namespaces: team-v" in text
+        assert "evicted at most 3 times in 24 h" in text
+    with pytest.raises(CommandError, match="there is no queue team"):
+        queue("team")
+
+
+def test_other_resources_and_models(tree: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert queue("speech", resource="cpu") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "org/speech",
+        "-",
+        "4",
+        "1.5",
+        "0",
+        "2.5",
+        "under",
+        "1",
+        "job",
+    ]
+    assert queue("speech", resource="A100") == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[3] == "3"
+    with pytest.raises(CommandError, match="B200 is neither"):
+        queue(resource="B200")
+
+
+def test_json_has_all_of_it(tree: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert queue("org", as_json=True) == 0
+    org, speech, vision = json.loads(capsys.readouterr().out)
+    assert (org["path"], vision["path"]) == ("org", "org/vision")
+    assert vision["over"] == {"nvidia.com/gpu": "2"}
+    assert speech["over"] == {"nvidia.com/gpu": "-3", "cpu": "-2500m"}
+    assert vision["used"]["memory"] == "2048Mi"
+    assert vision["recent"]["nvidia.com/gpu"] in ("6", "5999m", "6001m")
+
+
+def test_nothing_and_nobody(server: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert queue() == 0
+    assert capsys.readouterr().out == "no queues\n"
