@@ -1,0 +1,92 @@
+"""Queues on the running system: changed live, and kept in their status by the leader. Nothing is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from libs.domain import keys
+from libs.kube import writes
+from tests.e2e.test_real_pods import bound
+from tests.e2e.world import World
+
+pytestmark = pytest.mark.real
+
+
+async def make(world: World, spec: dict[str, Any], name: str = "q") -> str:
+    full = f"{name}-{world.namespace}"
+    body = {"apiVersion": keys.API_VERSION, "kind": "Queue", "metadata": {"name": full}, "spec": spec}
+    await world.load.create_all(writes.QUEUES, [body])
+    world.queues.append(full)
+    return full
+
+
+async def change(world: World, name: str, **spec: Any) -> None:
+    body = json.dumps({"spec": spec}).encode()
+    answer = await world.load.kube.call("PATCH", f"{writes.QUEUES}/{name}", body, content_type=writes.MERGE)
+    assert answer.ok, answer.body
+
+
+async def status(world: World, name: str) -> dict[str, Any]:
+    answer = await world.load.kube.call("GET", f"{writes.QUEUES}/{name}")
+    return json.loads(answer.body).get("status") or {}
+
+
+async def test_limits_and_namespaces_of_queues_change_while_everything_runs(world: World) -> None:
+    await world.nodes(1)
+    small = await make(world, {"limits": {keys.GPU_RESOURCE: 1}, "namespaces": [world.namespace]}, "small")
+    await world.create(world.pod("first"), world.pod("second"))
+    pods = await world.until(
+        lambda pods: len(bound(pods)) == 1 and sum(p.reason == "QuotaExceeded" for p in pods.values()) == 1
+    )
+    (waits,) = pods.keys() - set(bound(pods))
+    await change(world, small, limits={keys.GPU_RESOURCE: 2})
+    await world.until(lambda pods: waits in bound(pods), within_s=15)
+
+    await world.create(world.pod("third"))
+    await world.until(lambda pods: pods["third"].reason == "QuotaExceeded")
+    large = await make(world, {"limits": {keys.GPU_RESOURCE: 4}}, "large")
+    await change(world, small, namespaces=[])
+    await change(world, large, namespaces=[world.namespace])
+    await world.until(lambda pods: "third" in bound(pods), within_s=15)
+    holders = await world.until_held(lambda held: [h.state for h in held] == ["bound"] * 3)
+    assert sorted(h.queue for h in holders) == [large, small, small]
+
+
+async def test_a_limit_of_one_model_holds_back_that_model_alone(world: World) -> None:
+    await world.nodes(1, model="H100")
+    await world.nodes(1, model="A100")
+    queue = await make(world, {"limits": {f"{keys.GPU_RESOURCE}:H100": 1}})
+    mine = {keys.QUEUE: queue}
+    hard = {**mine, keys.GPU_MODELS: "H100"}
+    await world.create(world.pod("h-0", annotations=hard))
+    await world.until(lambda pods: bound(pods) == ["h-0"])
+    await world.create(world.pod("h-1", annotations=hard), *(world.pod(f"any-{n}", annotations=mine) for n in range(3)))
+    pods = await world.until(lambda pods: len(bound(pods)) == 4 and bool(pods["h-1"].reason))
+    assert pods["h-1"].reason == "QuotaExceeded"
+    assert {pods[f"any-{n}"].view.node for n in range(3)} == {world.node_names[1]}
+    await change(world, queue, limits={f"{keys.GPU_RESOURCE}:H100": 2})
+    await world.until(lambda pods: "h-1" in bound(pods), within_s=15)
+
+
+async def test_who_was_evicted_and_what_was_used_stands_in_the_queues_status(world: World) -> None:
+    await world.nodes(1)
+    queue = await make(world, {"namespaces": [world.namespace]})
+    await world.create(*(world.pod(f"low-{n}", labels={"priority": "low"}) for n in range(8)))
+    await world.until(lambda pods: sum(p.view.phase == "Running" for p in pods.values()) == 8)
+    await world.create(world.pod("high", gpus=2, labels={"priority": "high"}))
+    pods = await world.until(lambda pods: "high" in pods and bool(pods["high"].view.node), within_s=30)
+    gone = {f"pod/{world.namespace}/low-{n}" for n in range(8) if f"low-{n}" not in pods}
+    assert len(gone) == 2
+    said: dict[str, Any] = {}
+    async with asyncio.timeout(90):
+        while {one["workload"] for one in said.get("evictions") or ()} != gone:
+            await asyncio.sleep(0.5)
+            said = await status(world, queue)
+    assert all(len(one["times"]) == 1 for one in said["evictions"])
+    assert said["history"]["gpuMilliSeconds"] > 0
+    assert said["used"][keys.GPU_RESOURCE] == "8"
+    assert said["conditions"][0]["status"] == "True"
