@@ -30,7 +30,15 @@ RETRIED_S: Final = 5.0
 #: Jobs remembered that were tried in vain.
 REMEMBERED: Final = 4_096
 _HELPED: Final = frozenset(
-    {Reason.GANG_ROOM, Reason.GPU_COUNT, Reason.GPU_SHARE, Reason.CPU, Reason.MEMORY, Reason.PODS}
+    {
+        Reason.GANG_ROOM,
+        Reason.DOMAIN_ROOM,
+        Reason.GPU_COUNT,
+        Reason.GPU_SHARE,
+        Reason.CPU,
+        Reason.MEMORY,
+        Reason.PODS,
+    }
 )
 
 
@@ -41,7 +49,8 @@ def consolidate(session: Session, job: PendingJob, refused: Decision | None) -> 
     if not session.config.consolidate or not _sensible(session, job, refused):
         return refused
     tried = session.moved_in_vain
-    key = (head.queue, head.priority, head.gang_min, job.held, tuple(_looks(task) for task in job.tasks[:1]))
+    regions = frozenset(session.regions.values()) if session.regions is not None else None
+    key = (head.queue, head.priority, head.gang_min, job.held, _looks(job.tasks[0]), regions)
     last = tried.get(key)
     if last is not None and (last[0] == session.snapshot.version or 0 <= session.now - last[1] < RETRIED_S):
         return refused

@@ -82,7 +82,7 @@ class Board:
     @functools.cached_property
     def plain(self) -> bool:
         """Whether room, taints and kind of a node are all that matters: no selectors and no rules anywhere."""
-        if self.session.book.repelling:
+        if self.session.book.repelling or self.session.regions is not None:
             return False
         asking = [(t.node_selector, t.rules, t.request.extra) for t in self.tasks]
         pods = self.session.running.by_uid.values()

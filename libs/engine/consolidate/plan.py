@@ -78,8 +78,8 @@ def plan_moves(
         return None
     chain = session.queues.chain(job.head.queue)
     tasks = least(gang.order(door.usable, need), need)
-    if any(task.topology is not None and task.topology.required for task in tasks):
-        return None  # where they may lie together is not known here
+    if session.regions is None and any(task.topology is not None and task.topology.required for task in tasks):
+        return None  # where they may lie together is for the caller to say
     if gang.quota_now(tasks, need, chain) is not None or _too_much(session, tasks):
         return None
     allowance = work if work is not None else Work(limits.work)

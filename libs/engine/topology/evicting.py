@@ -72,6 +72,7 @@ def _regions(session: Session, job: PendingJob, banned: set[str]) -> tuple[dict[
     try:
         for pod in list(session.running.by_uid.values()):
             yields = pod.priority < job.head.priority or pod.queue != job.head.queue
+            yields = yields or (session.config.consolidate and pod.wishes is not None)  # it may move
             if pod.ours and pod.preemptible and yields and pod.job != job.head.key and session.running.stays(pod):
                 statement.evict(pod, ())
         seating = Seating(session, statement, root, (), [], room_now=free_now, banned=frozenset(banned))

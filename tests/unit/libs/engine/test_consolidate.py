@@ -141,7 +141,7 @@ def test_a_member_above_the_minimum_moves_alone():
     assert [v.name for v in decide(facts, pod("big", gpus=4))[0].victims] == ["ring"]
 
 
-def test_a_required_topology_is_left_to_those_who_know_it():
+def test_a_required_topology_without_the_label_anywhere_moves_nobody():
     big = gang("big", 1, gpus=4)
     tied = msgspec.structs.replace(big.tasks[0], topology=Topology(role=Near(required="rack")))
 
@@ -195,3 +195,21 @@ def test_shares_that_no_move_brings_onto_fewer_devices_stay():
     facts.running("right", share=600, on="a", wishes=wish(share=600))
 
     assert not decide(facts, pod("whole", gpus=1))[0].victims
+
+
+def test_a_gang_that_must_lie_in_one_rack_gets_room_there_and_who_moves_may_leave_the_rack():
+    facts = cluster()
+    for rack in ("r1", "r2"):
+        for i in range(2):
+            facts.node(f"{rack}-{i}", gpus=4, labels={"topology.kubernetes.io/rack": rack})
+    facts.running("in-r1", 1, on="r1-0", wishes=wish(1))
+    facts.running("a", 2, on="r2-0")
+    facts.running("b", 2, on="r2-1")
+    ring = gang("ring", 2, gpus=4)
+    tied = tuple(msgspec.structs.replace(t, topology=Topology(role=Near(required="rack"))) for t in ring.tasks)
+
+    decision = decide(facts, msgspec.structs.replace(ring, tasks=tied))[0]
+
+    assert [v.name for v in decision.victims] == ["in-r1"]
+    assert decision.rule == "consolidate"
+    assert {p.node for p in decision.placements} == {"r1-0", "r1-1"}
