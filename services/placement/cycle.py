@@ -428,7 +428,13 @@ class Cycle:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _may_evict(self, job: Job) -> bool:
-        return job.evictions < self._settings.placement_evictions
+        """Not while the room of its last victims is on its way: that they are gone and that their room is here are told
+        by different ways."""
+        now = self._clock.monotonic()
+        if job.settling:
+            job.settling, job.settles_at = False, now + _SETTLES_S
+            self._state.pending.remind(job, job.settles_at)
+        return job.evictions < self._settings.placement_evictions and now >= job.settles_at
 
     def _signature(self, job: Job) -> object:
         state = self._state
@@ -455,6 +461,9 @@ class Cycle:
             job.never_since = 0.0
         if verdict.reason is Reason.GANG_INCOMPLETE and job.doubt:
             state.ended(job)
+        if verdict.reason is Reason.EVICTING and job.evicting is not None and len(job.evicting.victims) > _FEW:
+            # Victims leave one by one: a large gang is not placed in vain for each of them.
+            job.not_before = max(job.not_before, now + min(1.0, len(job.tasks) * _PAUSE_PER_TASK_S))
         looks = self._signature(job)
         if early or verdict.kind is Kind.WAIT:
             # Decided by itself and soon again, never for its look-alikes: their events may be older.
@@ -485,6 +494,11 @@ class Cycle:
 _TELL_S = 60.0
 #: How often a gang is looked at of whose claims not all have ended. What ends them makes it dirty, mostly.
 _UNSURE_S = 1.0
+#: Between the leaving of the last victim and the ledger's word on its room, at most.
+_SETTLES_S = 2.0
+#: Of whom waits for more victims than these, decisions pause for so long per task.
+_FEW = 4
+_PAUSE_PER_TASK_S = 0.002
 _ON_GPU_SIZES = frozenset({Reason.GPU_MEMORY_TOTAL, Reason.GPU_MODEL, Reason.GPU_SHARE})
 #: Of several reasons for one plan, what follows is decided by the heaviest.
 _WEIGHT = {

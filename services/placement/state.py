@@ -328,6 +328,7 @@ class State:
             self._unawait(node, job.head.key)
         if not job.evicting.victims:
             job.evicting = None
+            job.settling, job.not_before = True, 0.0
         self.poke(job)
 
     def _freed(self, node: str) -> None:

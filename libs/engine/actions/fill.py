@@ -64,13 +64,20 @@ def _once(
     """Those that rules kept from fitting."""
     kept: list[Task] = []
     failed: set[Feasibility] = set()
+    # Room only shrinks here: an earmark that was not one for a class of tasks is none for its likes either.
+    tried: dict[Feasibility, list[Earmark]] = {}
     for task in tasks:
         view = session.feasible(task)
         if view in failed:
             if view.ruled:
                 kept.append(task)
             continue
-        landed = _on_earmark(session, view, left, chain) if left else None
+        landed = None
+        if left:
+            candidates = tried.get(view)
+            if candidates is None or view.ruled:
+                candidates = tried[view] = left[::-1]
+            landed = _on_earmark(session, view, candidates, left, chain)
         if landed is not None:
             left.remove(landed)
             filled.used.append(landed)
@@ -155,14 +162,19 @@ def _least_milli(session: Session, ask: Ask) -> int:
     return ask.count * (ask.mib * WHOLE // largest) if largest else 0
 
 
-def _on_earmark(session: Session, view: Feasibility, left: list[Earmark], chain: Chain) -> Earmark | None:
-    """An earmark that is exactly what the task asks for, on a node that still passes every filter."""
+def _on_earmark(
+    session: Session, view: Feasibility, candidates: list[Earmark], left: list[Earmark], chain: Chain
+) -> Earmark | None:
+    """An earmark that is exactly what the task asks for, on a node that still passes every filter. `candidates` are
+    used up, from the end; those that others took meanwhile are no longer `left`."""
     ask = view.ask
-    for earmark in left:
+    while candidates:
+        earmark = candidates.pop()
         row, charge = earmark
         state = session.snapshot.states[row]
         if (
-            state is None
+            earmark not in left
+            or state is None
             or view.codes[row]
             or not view.admits(row)
             or charge.cpu != ask.cpu

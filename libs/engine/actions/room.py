@@ -8,6 +8,7 @@ were. Nobody is evicted for tasks of an elastic job above its minimum.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -190,15 +191,20 @@ class _Attempt:
         placements: list[Placement] = []
         placed: list[Task] = []
         failed: set[Feasibility] = set()
+        left = Counter(map(self._session.feasible, ordered))
         for task in ordered:
             if need.together and need.met(placed):
                 break
             view = self._session.feasible(task)
+            left[view] -= 1
             if view in failed:
                 continue
             filled = fill(self._session, statement, [task], self._chain, [], explained=False)
             if not filled.placements:
-                choice = self._search(view).best(tally, self._alike(view, ordered, placed))
+                alike = left[view] + 1
+                if need.together:
+                    alike = min(alike, max(1, need.total - len(placed)))
+                choice = self._search(view).best(tally, alike)
                 if choice is None:
                     if not need.together or all(t.request == task.request for t in ordered):
                         break
@@ -218,13 +224,6 @@ class _Attempt:
         if not placements or (need.together and not need.met(placed)):
             return None
         return _Found(units, placements)
-
-    def _alike(self, view: Feasibility, ordered: list[Task], placed: list[Task]) -> int:
-        """How many tasks of this class are still to be placed."""
-        need = self._need
-        done = {task.id for task in placed}
-        left = sum(1 for task in ordered if task.id not in done and self._session.feasible(task) is view)
-        return min(left, max(1, need.total - len(placed))) if need.together else left
 
     def _fewer(self, units: list[Unit]) -> tuple[list[Unit], list[Placement]] | None:
         """What is left when units are gone through once more, the dearest first, and left out wherever all tasks can be
@@ -334,9 +333,18 @@ def _spare(session: Session, statement: Statement, units: list[Unit], placements
         key=lambda unit: (-max(t.priority for t in unit), -len(unit), min(t.started for t in unit), unit[0].uid),
     )
     for unit in valued:
-        if not statement.spare(list(unit), lambda: all(map(session.allowed, placements))):
+        if not all(_held(session, task) for task in unit) or not statement.spare(
+            list(unit), lambda: all(map(session.allowed, placements))
+        ):
             kept.extend(unit)
     return kept
+
+
+def _held(session: Session, task: RunningTask) -> bool:
+    """Whether what the pod leaves is free still."""
+    row = session.snapshot.rows.get(task.node)
+    state = session.snapshot.states[row] if row is not None else None
+    return state is None or state.holds(task.charge)
 
 
 def hold(session: Session, placements: list[Placement], victims: list[RunningTask]) -> None:

@@ -44,7 +44,7 @@ class Search:
             and (least := self._least(pods.values())) is not None
         ]
         heapq.heapify(self._heap)
-        self._known: dict[int, tuple[Choice, int]] = {}
+        self._known: dict[int, _Known] = {}
 
     def _least(self, pods: Iterable[RunningTask]) -> Cost | None:
         finder = self._finder
@@ -65,16 +65,18 @@ class Search:
         none. It may serve another task too: it stays known."""
         known = self._known
         while True:
-            row = min(known, key=lambda one: _per_task(*known[one], wanted), default=-1)
+            for one in known.values():
+                one.want(wanted)
+            row = min(known, key=lambda one: known[one].key, default=-1)
             while self._heap and not (self._looked >= LOOKED_AT and known):
-                if row >= 0 and _per_task_at_least(self._heap[0][0], wanted) > _per_task(*known[row], wanted):
+                if row >= 0 and _per_task_at_least(self._heap[0][0], wanted) > known[row].key:
                     break
                 _, _, looked = heapq.heappop(self._heap)
                 self._looked += 1
                 choice = self._choose(looked, tally)
                 if choice is not None:
-                    known[looked] = choice, self._serves(choice, wanted)
-                    if row < 0 or _per_task(*known[looked], wanted) < _per_task(*known[row], wanted):
+                    known[looked] = _Known(choice, self._serves(choice, wanted), wanted)
+                    if row < 0 or known[looked].key < known[row].key:
                         row = looked
             if row < 0:
                 return None
@@ -83,8 +85,8 @@ class Search:
                 del known[row]
                 continue
             before = known[row]
-            known[row] = fresh, self._serves(fresh, wanted)
-            if fresh.cost == before[0].cost and known[row][1] >= min(before[1], wanted):
+            known[row] = _Known(fresh, self._serves(fresh, wanted), wanted)
+            if fresh.cost == before.choice.cost and known[row].serves >= min(before.serves, wanted):
                 return fresh
 
     def _choose(self, row: int, tally: Tally) -> Choice | None:
@@ -118,18 +120,33 @@ class Search:
 _Key = tuple[int, int, int, int, int, int, float, str]
 
 
-def _per_task(choice: Choice, serves: int, wanted: int) -> _Key:
-    cost, by = choice.cost, min(serves, wanted)
-    return (
-        cost.priority,
-        cost.lost * _PARTS // by,
-        cost.jobs * _PARTS // by,
-        cost.pods * _PARTS // by,
-        cost.cpu * _PARTS // by,
-        cost.guarded * _PARTS // by,
-        cost.longest,
-        cost.last,
-    )
+class _Known:
+    """A choice that was worked out, with the key that it compares by while so many tasks are wanted."""
+
+    __slots__ = ("by", "choice", "key", "serves")
+
+    def __init__(self, choice: Choice, serves: int, wanted: int) -> None:
+        self.choice = choice
+        self.serves = serves
+        self.by = 0
+        self.want(wanted)
+
+    def want(self, wanted: int) -> None:
+        by = min(self.serves, wanted)
+        if by == self.by:
+            return
+        self.by = by
+        cost = self.choice.cost
+        self.key: _Key = (
+            cost.priority,
+            cost.lost * _PARTS // by,
+            cost.jobs * _PARTS // by,
+            cost.pods * _PARTS // by,
+            cost.cpu * _PARTS // by,
+            cost.guarded * _PARTS // by,
+            cost.longest,
+            cost.last,
+        )
 
 
 def _per_task_at_least(cost: Cost, wanted: int) -> _Key:
