@@ -148,15 +148,20 @@ def lost(pod: PodView) -> bool:
     """Whether a Failed pod says nothing about its program: kubelet refused it, it made room for another, or it had to
     leave its node."""
     reason = pod.status_reason
-    return pod.disrupted or reason.startswith("OutOf") or reason in (
-        "Evicted",
-        "Preempting",
-        "NodeAffinity",
-        "NodeLost",
-        "NodeShutdown",
-        "Terminated",
-        "UnexpectedAdmissionError",
-        "AdmissionError",
+    return (
+        pod.disrupted
+        or reason.startswith("OutOf")
+        or reason
+        in (
+            "Evicted",
+            "Preempting",
+            "NodeAffinity",
+            "NodeLost",
+            "NodeShutdown",
+            "Terminated",
+            "UnexpectedAdmissionError",
+            "AdmissionError",
+        )
     )
 
 

@@ -20,12 +20,13 @@ from libs.domain.nodes import newer
 from libs.domain.verdicts import Verdict
 from libs.engine.api import PendingJob, Start
 from libs.engine.fair import NOTHING, Line, Place, Shares, asked, everything, place
+from libs.engine.recent import Recent
 from libs.kube.trainingjobs import task_of
 from services.placement.attention import SLICES, Attention
 
-#: How many ended or bound task ids are remembered. At 1,000 pods/s this is more than two minutes, and a hint or a list
-#: that is older than that is caught by the ledger (tombstones, held tasks).
-REMEMBERED: Final = 200_000
+#: How many ended or bound task ids are remembered at the least. At 1,000 pods/s this is a minute, two slow passes; a
+#: hint or a list that is older than that is caught by the ledger (tombstones, held tasks).
+REMEMBERED: Final = 60_000
 
 Order = tuple[int, float, str]
 
@@ -83,6 +84,9 @@ class Job:
     evictions: int = 0  # decided for this job, in a row without a start
     not_before: float = 0.0
     reminder: float = 0.0
+    #: Its last victim has just left: the ledger's word that their room is here is on its way (until `settles_at`).
+    settling: bool = False
+    settles_at: float = 0.0
     seen: str = ""
     never_since: float = 0.0
     #: Has waited so long that it is the first of its queue.
@@ -108,34 +112,13 @@ class Job:
         return tuple(t for t in self.tasks.values() if t.id not in self.claims)
 
 
-class Ended:
-    """A bounded memory of ids, oldest forgotten first."""
-
-    def __init__(self, most: int = REMEMBERED) -> None:
-        self._ids: dict[str, None] = {}
-        self._most = most
-
-    def add(self, ids: Iterable[str]) -> None:
-        known = self._ids
-        for one in ids:
-            known[one] = None
-        while len(known) > self._most:
-            del known[next(iter(known))]
-
-    def forget(self, one: str) -> None:
-        self._ids.pop(one, None)
-
-    def __contains__(self, one: str) -> bool:
-        return one in self._ids
-
-
 class Pending:
     """Jobs by key and by partition, which of them are dirty, and which wait for a time. Dirty ones stand in `line`,
     the line over the queues; `wall` tells the seconds since the epoch (0: unknown), by which jobs age."""
 
     def __init__(self, *, overdue_s: float = 129_600.0, attention: Attention | None = None) -> None:
         self.jobs: dict[str, Job] = {}
-        self.ended = Ended()
+        self.ended = Recent(REMEMBERED)
         #: job key -> ids of its tasks that hold room and do not leave, from the facts about running pods. Gangs only.
         self.running: dict[str, set[str]] = {}
         #: uids of pods that make room for somebody: with members that are to go no gang is completed.
@@ -318,6 +301,8 @@ class Pending:
             if taken and len(tasks) > room:
                 break
             if not tasks or job.not_before > now or job.partition not in open_partitions:
+                if job.not_before > now:
+                    heapq.heappush(self._timers, (job.not_before, entry.key))
                 line.discard(entry.key)
                 continue
             queue = entry.path
