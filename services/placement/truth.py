@@ -7,7 +7,7 @@ is never begun as a single.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -59,7 +59,7 @@ async def read_truth(
         if pod.pending and pod.ours and partition_of(job_of(pod, known).key, count) in partitions:
             waiting.append(pod)
     if any(pod_group_of(pod) for pod in waiting):
-        known = replace(known, pod_group_min=await _pod_groups(kube))
+        known = await _with_pod_groups(kube, known)
     pods: dict[str, list[PodView]] = {}
     heads: dict[str, JobHead] = {}
     for pod in waiting:
@@ -103,12 +103,18 @@ async def read_done(kube: Kube, namespace: str, jobs: Collection[str]) -> dict[s
     return done
 
 
-async def _pod_groups(kube: Kube) -> Callable[[str, str], int | None]:
-    found: dict[tuple[str, str], int] = {}
+async def _with_pod_groups(kube: Kube, known: Known) -> Known:
+    least: dict[tuple[str, str], int] = {}
+    words: dict[tuple[str, str], Mapping[str, str]] = {}
     for raw in await _all(kube, POD_GROUPS, unless=(404, 403)):
         group = pod_group_decoder.decode(raw)
-        found[group.metadata.namespace, group.metadata.name] = group.spec.min_member or 1
-    return lambda namespace, name: found.get((namespace, name))
+        place = group.metadata.namespace, group.metadata.name
+        least[place], words[place] = group.spec.min_member or 1, group.metadata.annotations or {}
+    return replace(
+        known,
+        pod_group_min=lambda namespace, name: least.get((namespace, name)),
+        pod_group_annotations=lambda namespace, name: words.get((namespace, name), {}),
+    )
 
 
 async def _all(kube: Kube, path: str, unless: tuple[int, ...] = (404,)) -> tuple[bytes, ...]:
