@@ -16,6 +16,7 @@ from libs.domain.line import Turn
 from libs.domain.queues import ancestors
 from libs.engine.api import Start
 from libs.engine.fair import NOTHING, Amounts, Line, Place, asked, everything, plus
+from libs.engine.fair.shares import parent_of
 from services.placement.jobs import Job
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
@@ -150,10 +151,12 @@ class Explainer:
         return start
 
     def _bound(self, job: Job, position: int, picture: _Picture, now: float) -> tuple[int, str]:
-        """The most that it waits, while its queue and all above ask for no more than their parts. Each job before it in
-        its queue has such a turn as well, one after the other at the worst."""
+        """The most that it waits, while its queue and all above ask for no more than their parts and nobody comes who
+        stands before it. Each job before it in its queue has such a turn as well, one after the other at the worst."""
         shares, settings, queue = self._state.view.engine.shares, self._settings, job.head.queue
         for one in ancestors(queue):
+            if not shares.compared(parent_of(one)):
+                continue  # all of what is above is its part, and only its own line stands before it
             wanted = plus(shares.use(one), picture.demand.get(one, NOTHING))
             if any(w > p + 1e-6 for w, p in zip(wanted, shares.part(one), strict=True)):
                 return 0, "its queue asks for more than its part of the cluster"

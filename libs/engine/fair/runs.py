@@ -1,8 +1,8 @@
 """When running tasks will end: as declared, else as those before them ran, else nobody knows.
 
 Run times of ended tasks are kept per owner and size and per queue and size, the latest few. Of a task that has run for
-`age` seconds, those that ran longer tell what is left: their median, between their tenth and ninetieth percentile. With
-fewer than FEWEST of them nothing is said: a guess without grounds is worse than none.
+`age` seconds, those that ran longer tell what is left: their median, between their tenth and ninetieth percentile.
+Where fewer than FEWEST ended, or none ran as long, nothing is said: a guess without grounds is worse than none.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Runs:
 
     def __init__(self) -> None:
         self._runs: dict[_Key, deque[float]] = {}
+        self._sorted: dict[_Key, list[float]] = {}
 
     def ended(self, task: RunningTask, now: float) -> None:
         if task.started <= 0 or now <= task.started:
@@ -52,9 +53,12 @@ class Runs:
             runs = self._runs.pop(key, None)
             if runs is None:
                 if len(self._runs) >= _KEYS:
-                    del self._runs[next(iter(self._runs))]
+                    oldest = next(iter(self._runs))
+                    del self._runs[oldest]
+                    self._sorted.pop(oldest, None)
                 runs = deque(maxlen=_KEPT)
             runs.append(now - task.started)
+            self._sorted.pop(key, None)
             self._runs[key] = runs  # the least lately told goes first
 
     def end_of(self, task: RunningTask, now: float) -> End:
@@ -66,9 +70,13 @@ class Runs:
         if task.started <= 0 or not now:
             return UNKNOWN
         for key in _keys(task):
-            runs = sorted(self._runs.get(key, ()))
+            runs = self._sorted.get(key)
+            if runs is None:
+                if key not in self._runs:
+                    continue
+                runs = self._sorted[key] = sorted(self._runs[key])
             longer = runs[bisect_right(runs, age) :]
-            if len(longer) >= FEWEST:
+            if len(runs) >= FEWEST and longer:
                 low, at, high = (task.started + _quantile(longer, q) for q in (0.1, 0.5, 0.9))
                 return End(at, low, high, Basis.PREDICTED)
         return UNKNOWN
