@@ -14,7 +14,8 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     says from what. `bound_s`: the most seconds that it waits from now as long as its queue asks for no more than its
     part of the cluster, 0: none can be given; `bound_basis` says what that rests on.
 
-    `kept_on` are nodes where room is being kept for it. `evicts` names the tasks that leave for it, by `rule`.
+    `kept_on` are nodes where room is being kept for it, `kept_for` other jobs for which room is being kept anywhere.
+    `evicts` names the tasks that leave for it, by `rule`.
     """
 
     queue: str
@@ -30,5 +31,6 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     bound_s: int = 0
     bound_basis: str = ""
     kept_on: tuple[str, ...] = ()
+    kept_for: tuple[str, ...] = ()
     evicts: tuple[str, ...] = ()
     rule: str = ""

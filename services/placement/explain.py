@@ -37,6 +37,8 @@ class _Picture:
     position: dict[str, int] = field(default_factory=dict)
     overall: dict[str, int] = field(default_factory=dict)
     demand: dict[str, Amounts] = field(default_factory=dict)
+    #: Jobs, of any replica, for which room is kept.
+    kept: tuple[str, ...] = ()
     #: The longest that a running task has left, where that is known of all; seconds.
     longest: float | None = None
 
@@ -76,6 +78,7 @@ class Explainer:
             bound_s=bound,
             bound_basis=bound_basis,
             kept_on=tuple(sorted(job.gathering.nodes)) if job.gathering is not None else (),
+            kept_for=tuple(other for other in picture.kept if other != key),
             evicts=tuple(sorted(f"{pods[u].namespace}/{pods[u].name}" for u in evicting.victims if u in pods))
             if evicting is not None
             else (),
@@ -117,6 +120,7 @@ class Explainer:
                 break
             picture.overall[entry.key] = number
             line.charge(entry.path, entry.ask)
+        picture.kept = tuple(sorted(state.view.engine.kept()))
         picture.longest = state.view.engine.longest_left(wall)
         self._told = {key: turn for key, turn in self._told.items() if key in picture.position}
         self._starts = {queue: start for queue, start in self._starts.items() if queue in picture.lines}
@@ -192,6 +196,8 @@ def sentence(turn: Turn) -> str:
         parts.append(
             "room is kept for it on " + ", ".join(turn.kept_on[:4]) + ("" if len(turn.kept_on) < 5 else ", ...")
         )
+    if turn.kept_for:
+        parts.append("room is kept for " + ", ".join(turn.kept_for[:2]) + ("" if len(turn.kept_for) < 3 else ", ..."))
     if turn.evicts:
         names = ", ".join(turn.evicts[:4]) + ("" if len(turn.evicts) < 5 else ", ...")
         parts.append(f"{names} leave{'s' if len(turn.evicts) == 1 else ''} for it (rule: {turn.rule})")
@@ -237,6 +243,7 @@ def _alike(told: Turn, turn: Turn) -> bool:
         and told.basis == turn.basis
         and told.bound_basis == turn.bound_basis
         and told.kept_on == turn.kept_on
+        and told.kept_for == turn.kept_for
         and told.evicts == turn.evicts
         and _near(told.start, turn.start, 60.0)
         and _near(told.bound_s, turn.bound_s, max(60.0, told.bound_s / 4))
