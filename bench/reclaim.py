@@ -39,6 +39,7 @@ async def run(
         info = await asyncio.to_thread(stack.up)
         ones: list[float] = []
         manys: list[float] = []
+        stages: dict[str, float] = {}
         usage: dict[str, dict[str, float]] = {}
         try:
             async with Load.of(info) as load:
@@ -50,15 +51,16 @@ async def run(
                     await fleet.start()
                     await _fill(load, 8 * nodes, report)
                     for n in range(singles + 1):
-                        took = await _reclaim(load, remake, f"one-{n}", 1)
+                        took, _ = await _reclaim(load, remake, f"one-{n}", 1)
                         if n:  # the first one warms up
                             ones.append(took)
                     report(f"one GPU: {statistics.median(ones):.3f} s, at most {max(ones):.3f} s")
                     for n in range(gangs):
                         before = fleet.usage()
-                        manys.append(await _reclaim(load, remake, f"gang-{n}", size))
+                        took, stages = await _reclaim(load, remake, f"gang-{n}", size)
+                        manys.append(took)
                         usage = _less(fleet.usage(), before)
-                        report(f"gang of {size}: {manys[-1]:.2f} s")
+                        report(f"gang of {size}: {took:.2f} s, {stages}")
                 surroundings.cancel()
                 await asyncio.gather(surroundings, return_exceptions=True)
         finally:
@@ -73,6 +75,7 @@ async def run(
         "size": size,
         "gang_s": [round(s, 3) for s in manys],
         "gang_max_s": round(max(manys), 3),
+        "gang_stages_s": stages,
         "gang_usage": usage,
         "evicted": remake.ended,
         "made_again": remake.made,
@@ -104,23 +107,32 @@ async def _fill(load: Load, count: int, report: Callable[[str], None]) -> None:
     await asyncio.sleep(2.0)
 
 
-async def _reclaim(load: Load, remake: Remake, name: str, size: int) -> float:
-    """Seconds from the last create's acknowledgement to the last pod bound; then everything is as before."""
+async def _reclaim(load: Load, remake: Remake, name: str, size: int) -> tuple[float, dict[str, float]]:
+    """Seconds from the last create's acknowledgement to the last pod bound, and to the stages on the way; then
+    everything is as before."""
     marks = {keys.QUEUE: _OWNERS}
     if size > 1:
         marks |= {keys.JOB: name, keys.GANG_MIN: str(size)}
     pods = [pod_object(f"{name}-{n}", labels={"run": name}, annotations=marks) for n in range(size)]
     made = remake.made
+    remake.told_at.clear()
+    remake.gone_at.clear()
     async with load.count_bound(selector=f"run={name}") as bound:
         await load.create_pods(pods)
         begun = time.monotonic()
         took = await bound.reach(size, 120) - begun
+        stages = {
+            "first_told": min(remake.told_at, default=begun),
+            "last_told": max(remake.told_at, default=begun),
+            "last_gone": max(remake.gone_at, default=begun),
+            "first_bound": min(bound.bound_at.values()),
+        }
     await _made(remake, made + size)
     async with load.count_bound(selector="run=guests") as back:
         await load.delete_pods(selector=f"run={name}")
         await back.reach(size, 120)
     await asyncio.sleep(1.0)
-    return max(took, 0.0)
+    return max(took, 0.0), {name: round(at - begun, 3) for name, at in stages.items()}
 
 
 async def _made(remake: Remake, count: int) -> None:

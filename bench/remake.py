@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -43,6 +44,9 @@ class Remake:
         self.remaking = True
         self.made = 0
         self.ended = 0
+        #: When owners' pods were first seen to be told to go, and to be gone (monotonic seconds).
+        self.told_at: list[float] = []
+        self.gone_at: list[float] = []
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -68,12 +72,15 @@ class Remake:
     def _see(self, pod: PodView) -> None:
         if pod.terminating and pod.uid not in self._leaving:
             self._leaving.add(pod.uid)
+            if _LABEL in pod.labels:
+                self.told_at.append(time.monotonic())
             self._start(lambda: self._end(pod))
 
     def _again(self, pod: PodView) -> None:
         owner = pod.labels.get(_LABEL)
         if owner is None or not self.remaking:
             return
+        self.gone_at.append(time.monotonic())
         number = int(owner)
         self._times[number] = self._times.get(number, 0) + 1
         body = json.dumps(owned(self._manifest(number, self._times[number]), number)).encode()
@@ -88,7 +95,7 @@ class Remake:
 
     async def _end(self, pod: PodView) -> None:
         await writes.delete_pod(self._kube, pod.namespace, pod.name, pod.uid, grace_s=0)
-        self.ended += 1
+        self.ended += _LABEL in pod.labels
 
     async def _make(self, body: bytes) -> None:
         await self._kube.call("POST", writes.pods_path(self._namespace), body, timeout_s=30.0)

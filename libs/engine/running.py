@@ -7,6 +7,7 @@ that is under way or just over counts against its workload until the history of 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from libs.domain.queues import QueueHistory, ancestors
@@ -17,8 +18,20 @@ _HISTORY_LAGS_S: Final = 10.0
 #: Pods of a gang that go within this long of one another went together.
 _TOGETHER_S: Final = 60.0
 
+#: A pod that was unmarked and is seen running this long after was not evicted.
+_DOUBTED_S: Final = 10.0
+
 #: Milli GPUs, milli CPU, MiB.
 Room = list[int]
+
+
+@dataclass(slots=True)
+class _Going:
+    """A pod that makes room: since when, when it was gone, and since when that is in doubt."""
+
+    at: float
+    ended: float | None = None
+    doubted: float | None = None
 
 
 class RunningBook:
@@ -34,8 +47,8 @@ class RunningBook:
         self.by_queue: dict[str, int] = {}
         self.marked: set[str] = set()
         self.clock = 0.0
-        #: workload -> uid -> (when it was seen to be evicted, when it was gone or None).
-        self._evicted: dict[str, dict[str, tuple[float, float | None]]] = {}
+        #: By workload and uid.
+        self._evicted: dict[str, dict[str, _Going]] = {}
         self._leaving: dict[str, RunningTask] = {}
         self._leaving_of: dict[str, Room] = {}
         self._floors: dict[str, int] = {}
@@ -55,9 +68,11 @@ class RunningBook:
             self.by_job.setdefault(task.job, {})[task.uid] = task
         self.by_workload.setdefault(workload(task), set()).add(task.uid)
         if task.marked:
-            self._evicted.setdefault(workload(task), {}).setdefault(task.uid, (self.clock, None))
-        else:
-            self._stays_after_all(task)
+            going = self._evicted.setdefault(workload(task), {}).setdefault(task.uid, _Going(self.clock))
+            going.doubted = None
+        elif (known := self._evicted.get(workload(task))) is not None and (left := known.get(task.uid)) is not None:
+            # Unmarked: it stays after all, or its beneficiary has its room and only the word of its end is late.
+            left.doubted = self.clock if left.doubted is None else left.doubted
         self._recount(task.uid)
         self._dirty.add(task.node)
 
@@ -69,7 +84,7 @@ class RunningBook:
         self._drop(task)
         known = self._evicted.get(workload(task))
         if known is not None and uid in known:
-            known[uid] = (known[uid][0], self.clock)
+            known[uid].ended = self.clock
         self._recount(uid)
 
     def _drop(self, task: RunningTask) -> None:
@@ -163,11 +178,11 @@ class RunningBook:
         known = self._evicted.get(key)
         if known:
             told = history.at - _HISTORY_LAGS_S if history is not None else 0.0
-            for uid, (at, ended) in list(known.items()):
-                if ended is not None and ended < told:
+            for uid, going in list(known.items()):
+                if self._is_old(uid, going, told):
                     del known[uid]
                 else:
-                    times.append(at)
+                    times.append(going.at)
         if self.marked:
             times += [
                 self.clock for uid in self.by_workload.get(key, ()) if uid in self.marked and uid not in (known or ())
@@ -175,19 +190,25 @@ class RunningBook:
         times = sorted(at for at in times if self.clock - at < window_s)
         return times if task.gang_min <= 1 else _together(times)
 
-    def _stays_after_all(self, task: RunningTask) -> None:
-        known = self._evicted.get(workload(task))
-        if known is not None:
-            known.pop(task.uid, None)
-            if not known:
-                del self._evicted[workload(task)]
+    def _is_old(self, uid: str, going: _Going, told: float) -> bool:
+        """Whether it counts no more: the history has it, or it was not evicted in the end."""
+        if going.ended is not None:
+            return going.ended < told
+        task = self.by_uid.get(uid)
+        return (
+            going.doubted is not None
+            and self.clock - going.doubted > _DOUBTED_S
+            and task is not None
+            and self.stays(task)
+        )
 
     def forget_old(self, most_s: float) -> None:
         """Evictions that no window reaches back to are forgotten."""
         for key in list(self._evicted):
             known = self._evicted[key]
-            for uid in [uid for uid, (_, ended) in known.items() if ended is not None and self.clock - ended > most_s]:
-                del known[uid]
+            for uid, going in list(known.items()):
+                if going.ended is not None and self.clock - going.ended > most_s:
+                    del known[uid]
             if not known:
                 del self._evicted[key]
 

@@ -380,3 +380,28 @@ def test_a_queue_at_its_limit_of_one_model_is_helped_by_its_own_pods_of_that_mod
     facts.pods[1] = msgspec.structs.replace(facts.pods[1], preemptible=False)
     (decision,) = decide(facts, pod("p", gpus=1, queue="q", priority=5))
     assert decision.victims == ()
+
+
+def test_an_eviction_counts_also_where_the_beneficiary_had_its_room_before_the_victims_end_was_told() -> None:
+    facts = cluster().node("n", gpus=1).running("victim", gpus=1, queue="a", workload="Job/team/w", started=NOW - 9)
+    engine = engine_of(cluster().node("n", gpus=1).queue("a", evictions=1))
+    engine.decide([], NOW)
+    first = msgspec.structs.replace(facts.pods[0], uid="uid-0", marked=True)
+    engine.pod_seen(first)
+    engine.pod_seen(msgspec.structs.replace(first, marked=False))
+    engine.pod_gone("uid-0")
+    engine.use_seen(facts.uses["n"])
+    engine.pod_seen(facts.pods[0])
+    (decision,) = engine.decide([pod("p", gpus=1, queue="a", priority=5)], NOW + 5)
+    assert decision.victims == ()
+
+
+def test_a_victim_that_stayed_after_all_was_not_evicted() -> None:
+    facts = cluster().node("n", gpus=1).queue("a", evictions=1)
+    facts.running("victim", gpus=1, queue="a", workload="Job/team/w", started=NOW - 9)
+    engine = engine_of(facts)
+    engine.decide([], NOW)
+    engine.pod_seen(msgspec.structs.replace(facts.pods[0], marked=True))
+    engine.pod_seen(facts.pods[0])
+    (decision,) = engine.decide([pod("p", gpus=1, queue="a", priority=5)], NOW + 60)
+    assert victims_of(decision) == ["victim"]
