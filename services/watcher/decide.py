@@ -9,7 +9,7 @@ its charge in the ledger does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -307,12 +307,6 @@ class Picture:
         for path in gone:
             self._changes.facts["history/" + path] = None
 
-    def charges(self) -> Iterator[tuple[TaskSeen, str]]:
-        """What pods of ours hold, each with its queue's path."""
-        for uid, pod in self.pods.items():
-            if pod.holds and pod.head is not None:
-                yield self._seen(uid, pod), pod.head.queue
-
     def bound_uids(self) -> list[str]:
         return [uid for uid, pod in self.pods.items() if pod.holds]
 
@@ -370,7 +364,9 @@ class Picture:
     def _bound(self, uid: str, pod: _Pod) -> None:
         seen = self._seen(uid, pod)
         if pod.head is not None:
-            self.tally.held(uid, pod.head.queue, seen.charge, pod.view.started)
+            node = self.nodes.get(pod.view.node)
+            models = {gpu.index: gpu.model for gpu in node.gpus} if node is not None and seen.charge.gpus else None
+            self.tally.held(uid, pod.head.queue, seen.charge, pod.view.started, models)
         self._changes.gone.discard(uid)
         self._changes.bound[uid] = seen
         self._changes.say(self._pod_fact(pod, seen))

@@ -1,8 +1,8 @@
 """One period of leadership: load reality into the ledger, then follow it.
 
-Order of a take-over: a mark in the ledger, then the lists, so that nothing bound after the lists began is swept. A
+Order of a take-over: a mark in the ledger, then the list of pods, so that nothing bound after it began is swept. A
 ledger that is not whole (new, emptied, or failed over) is rebuilt: a new generation refuses everybody's old plans, the
-longest write that may still be in flight is waited out, and only then reality is listed and loaded.
+longest write that may still be in flight is waited out, and only then pods are listed and reality is loaded.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class Leadership:
         self._reflectors: dict[str, Reflector] = {}
         self._changed = asyncio.Event()
         self._catalogued = asyncio.Event()
+        self._waited = asyncio.Event()
         self._first = asyncio.Event()
         self._compared_at = -_READ_TOPIC_EVERY
         self._passes = 0
@@ -112,6 +113,7 @@ class Leadership:
         """Until cancelled. Raises StaleGeneration where the ledger changed under us: begin anew."""
         await self._before()
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._wait_out(), name="writes in flight")
             for name in PATHS:
                 tasks.create_task(never_ends(self._reflect(name), f"watch {name}"), name=f"watch {name}")
             tasks.create_task(never_ends(self._report(), "report"), name="report")
@@ -141,13 +143,17 @@ class Leadership:
         if self._rebuilding:
             metrics.REBUILDS.inc()
             state = await self._ledger.begin_rebuild(self._term)
-            if not self._first_ever:
-                # Somebody may have written on the strength of the data set before, and what is on its way is in no
-                # list. The term does not tell: a first leader whose Redis is emptied weeks later is in its first term.
-                await self._clock.sleep(self._settings.longest_write_s)
             log.info("rebuilding the ledger", generation=state.generation)
+
+    async def _wait_out(self) -> None:
+        """Before pods are listed; whatever no write of ours changes is listed meanwhile."""
+        if self._rebuilding and not self._first_ever:
+            # Somebody may have written on the strength of the data set before, and what is on its way is in no list.
+            # The term does not tell: a first leader whose Redis is emptied weeks later is in its first term.
+            await self._clock.sleep(self._settings.longest_write_s)
         self._mark = await self._ledger.mark()
         self._sweep = True
+        self._waited.set()
 
     async def _first_report(self) -> None:
         """Everything has been listed once."""
@@ -246,6 +252,8 @@ class Leadership:
             await self._until_there(name)
         elif name not in CATALOG:
             await self._catalogued.wait()
+        if name == "pods":
+            await self._waited.wait()
         reflector = Reflector(self._kube, PATHS[name], on_list=on_list, on_events=on_events)
         self._reflectors[name] = reflector
         await reflector.run()

@@ -90,43 +90,10 @@ def kept(raw: bytes) -> tuple[str, Kept]:
 
 
 @dataclass(slots=True)
-class _Sum:
-    """milli GPUs, milli CPU, MiB, milli GPUs by model."""
-
-    gpu: int = 0
-    cpu: int = 0
-    mem: int = 0
-    models: dict[str, int] = field(default_factory=dict)
-
-    def quota(self) -> Quota:
-        return Quota(self.gpu, self.cpu, self.mem, {model: n for model, n in self.models.items() if n})
-
-
-@dataclass(slots=True)
 class _Waiting:
     jobs: set[str] = field(default_factory=set)
     tasks: int = 0
     gpu: int = 0
-
-
-def used(picture: Picture) -> dict[str, _Sum]:
-    """What bound pods of ours hold, by path, below included."""
-    sums: dict[str, _Sum] = {}
-    models = {name: {gpu.index: gpu.model for gpu in node.gpus} for name, node in picture.nodes.items()}
-    for task, queue in picture.charges():
-        on = models.get(task.node, {})
-        for path in ancestors(queue):
-            total = sums.get(path)
-            if total is None:
-                total = sums[path] = _Sum()
-            total.gpu += task.charge.gpu_milli
-            total.cpu += task.charge.cpu
-            total.mem += task.charge.mem
-            for grant in task.charge.gpus:
-                model = on.get(grant.index, "")
-                if model:
-                    total.models[model] = total.models.get(model, 0) + grant.milli
-    return sums
 
 
 def waiting(picture: Picture) -> dict[str, _Waiting]:
@@ -166,9 +133,9 @@ def statuses(
     picture: Picture, kept: Mapping[str, Kept], history: Callable[[str], QueueHistory], now: float
 ) -> dict[str, dict[str, Any]]:
     """The status of every queue object, by name."""
-    held, waits = used(picture), waiting(picture)
+    waits, used = waiting(picture), picture.tally.used
     return {
-        name: _one(place, kept[name], held.get(place.queue.path), waits.get(place.queue.path), history, now)
+        name: _one(place, kept[name], used(place.queue.path), waits.get(place.queue.path), history, now)
         for name, place in picture.catalog.placed.items()
         if name in kept
     }
@@ -177,7 +144,7 @@ def statuses(
 def _one(
     place: Placed,
     kept: Kept,
-    held: _Sum | None,
+    held: Quota,
     waits: _Waiting | None,
     history: Callable[[str], QueueHistory],
     now: float,
@@ -188,7 +155,7 @@ def _one(
     return {
         "observedGeneration": kept.generation,
         "path": queue.path,
-        "used": amounts((held or _Sum()).quota()),
+        "used": amounts(held),
         "deserved": amounts(queue.deserved),
         "pending": {"jobs": len(waits.jobs), "tasks": waits.tasks, "gpus": spelled(waits.gpu)},
         "conditions": [_consistent(place, kept, now)],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.contracts.events import HistoryFact
-from libs.domain.queues import Queue, QueueHistory, ancestors
+from libs.domain.queues import Queue, QueueHistory, Quota, ancestors
 from libs.domain.resources import Charge
 
 #: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
@@ -38,6 +38,7 @@ class _Held:
     path: str
     amounts: tuple[int, int, int]
     started: float
+    models: tuple[tuple[str, int], ...] = ()
 
 
 class Tally:
@@ -50,6 +51,7 @@ class Tally:
         self._held: dict[str, _Held] = {}
         #: What is held now by path, in the order of an account; absent: nothing.
         self._rates: dict[str, list[int]] = {}
+        self._models: dict[str, dict[str, int]] = {}
         self._accounts: dict[str, _Account] = {}
         self._evictions: dict[str, dict[str, list[int]]] = {}
         self._counted: dict[str, None] = {}
@@ -86,12 +88,20 @@ class Tally:
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def held(self, uid: str, path: str, charge: Charge, started: float) -> None:
-        """The pod holds this from now on; `started` is when it was bound, 0 where nobody knows."""
-        held = _Held(path, (charge.gpu_milli, charge.cpu, charge.mem), started)
+    def held(
+        self, uid: str, path: str, charge: Charge, started: float, models: Mapping[int, str] | None = None
+    ) -> None:
+        """The pod holds this from now on; `started` is when it was bound, 0 where nobody knows. `models` are those of
+        its node's devices by index, as far as they are known."""
+        by_model: dict[str, int] = {}
+        for grant in charge.gpus if models else ():
+            model = models.get(grant.index, "") if models else ""
+            if model:
+                by_model[model] = by_model.get(model, 0) + grant.milli
+        held = _Held(path, (charge.gpu_milli, charge.cpu, charge.mem), started, tuple(by_model.items()))
         old = self._held.get(uid)
         if old is not None:
-            if (old.path, old.amounts) == (held.path, held.amounts):
+            if (old.path, old.amounts, old.models) == (held.path, held.amounts, held.models):
                 return
             self.left(uid)
         self._held[uid] = held
@@ -168,6 +178,11 @@ class Tally:
             evictions={workload: tuple(times) for workload, times in sorted(self._evictions.get(path, {}).items())},
         )
 
+    def used(self, path: str) -> Quota:
+        """What the queue and those below it hold now."""
+        gpu, cpu, mem = self._rates.get(path, (0, 0, 0))
+        return Quota(gpu, cpu, mem, {m: n for m, n in self._models.get(path, {}).items() if n})
+
     def busy(self, path: str) -> bool:
         """Whether the queue, or one below it, holds anything now."""
         return path in self._rates
@@ -181,8 +196,12 @@ class Tally:
             rate = self._rates.setdefault(path, [0, 0, 0])
             for n, amount in enumerate(held.amounts):
                 rate[n] += sign * amount
+            for model, amount in held.models:
+                models = self._models.setdefault(path, {})
+                models[model] = models.get(model, 0) + sign * amount
             if not any(rate):
                 del self._rates[path]
+                self._models.pop(path, None)
             self._moved.add(path)
 
     def _account(self, path: str) -> _Account:

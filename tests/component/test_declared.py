@@ -1,0 +1,46 @@
+"""What owners declare of how their pods run reaches placement, by the watcher's hints and by placement's own list."""
+
+from __future__ import annotations
+
+import msgspec
+
+from libs.domain import keys
+from libs.domain.jobs import JobHead
+from libs.kube.embedded import EmbeddedCluster
+from libs.kube.grouping import Known
+from services.placement.truth import read_truth
+from services.watcher.decide import Picture, handlers
+
+ENCODE = msgspec.json.encode
+GROUP = {"metadata": {"name": "gang", "annotations": {keys.PREEMPTIBLE: "false", keys.CHECKPOINT: "300"}}}
+POD = {
+    "metadata": {
+        "name": "m",
+        "labels": {"scheduling.x-k8s.io/pod-group": "gang"},
+        "annotations": {keys.CHECKPOINT: "60"},
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u-1", "controller": True}],
+    },
+    "spec": {"schedulerName": "drystone", "containers": [{"name": "main"}]},
+}
+
+
+def declared(head: JobHead) -> tuple[bool, int, str]:
+    return head.preemptible, head.checkpoint_s, head.workload
+
+
+async def test_a_pod_groups_words_reach_placement_both_ways() -> None:
+    cluster = EmbeddedCluster()
+    groups = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
+    group = cluster.call_now("POST", groups, ENCODE({**GROUP, "spec": {"minMember": 1}}))
+    pod = cluster.call_now("POST", "/api/v1/namespaces/default/pods", ENCODE(POD))
+    assert group.ok and pod.ok
+
+    picture = Picture(1, {})
+    ways = {name: way for name, (way, _) in handlers(picture).items()}
+    ways["podgroups"]([group.body])
+    ways["pods"]([pod.body])
+    (hint,) = picture.take().hints.values()
+    truth = await read_truth(cluster, Known(), frozenset(range(8)), 8, {})
+    (listed,) = truth.jobs.values()
+    assert declared(hint.head) == declared(listed.head) == (False, 60, "Job/default/u-1")
+    await cluster.close()
