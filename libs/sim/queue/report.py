@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from libs.sim.queue.figures import Result, figures
 
@@ -41,9 +41,23 @@ def render(title: str, results: Sequence[Result]) -> str:
             _plot("GPUs held, % of all, over days", [(n, [(x / day, y) for x, y in p]) for n, p in busy]),
             _plot("Jobs that wait, over days", [(n, [(x / day, y) for x, y in p]) for n, p in waiting]),
             _plot("Wait in hours, over the share of jobs (%) that waits no longer", spread),
+            knob_plot([(result.policy, figures(result, tenants=False)) for result in results]),
             "</html>",
         )
     )
+
+
+def knob_plot(tables: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """What the knob between efficiency and fairness does, from the figures of its settings ("fairness 50"); nothing
+    where fewer than two were run, or there is one tenant."""
+    found = sorted((int(name.split()[1]), table) for name, table in tables if name.startswith("fairness "))
+    if len(found) < 2 or "worst_tenant_mean_wait_s" not in found[0][1]:
+        return ""
+    lines = []
+    for field, name in (("mean_wait_s", "mean wait"), ("worst_tenant_mean_wait_s", "worst tenant")):
+        base = found[0][1][field] or 1.0
+        lines.append((name, [(float(at), 100 * table[field] / base) for at, table in found]))
+    return _plot(f"Mean wait of all jobs and of the worst tenant, % of that at {found[0][0]}, over fairness", lines)
 
 
 def _table(results: Sequence[Result]) -> str:
