@@ -56,7 +56,9 @@ class Tally:
         self._evictions: dict[str, dict[str, list[int]]] = {}
         self._counted: dict[str, None] = {}
         self._moved: set[str] = set()
-        self._kept_at = 0.0
+        self._kept_at = float("-inf")
+        #: Evicted pods that the first lists showed: whether they are news is known when it is known what was kept.
+        self._early: list[tuple[str, str, str, float]] = []
         self.begun = False
         #: Counts evictions that were news.
         self.news = 0
@@ -85,6 +87,9 @@ class Tally:
                     account.used[n] += amount * span
         self._moved.update(self._accounts, self._evictions)
         self.begun = True
+        for one in self._early:
+            self.evicted(*one)
+        self._early.clear()
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -113,14 +118,18 @@ class Tally:
             self._shift(held, -1)
 
     def evicted(self, uid: str, path: str, workload: str, at: float) -> bool:
-        """A pod was made to go for others; whether that is news. Before `begin` nothing is: the one before counted."""
+        """A pod was made to go for others; whether that is news. `at` is in whole seconds, as the API server has it."""
+        if not self.begun:
+            self._early.append((uid, path, workload, at))
+            return False
         if uid in self._counted:
             return False
         self._counted[uid] = None
         while len(self._counted) > _COUNTED:
             del self._counted[next(iter(self._counted))]
-        if at <= self._kept_at:
-            return False
+        known = self._evictions.get(path, {}).get(workload, ())
+        if at < self._kept_at - 2 or (at <= self._kept_at and int(at) in known):
+            return False  # the leader before counted it
         times = self._evictions.setdefault(path, {}).setdefault(workload, [])
         times.append(int(at))
         times.sort()

@@ -107,7 +107,14 @@ class TestLeadersChange:
         assert not first.evicted("a", "q", "Job/ns/1", time.now - 2)
         kept = {"q": first.history("q")}
         assert kept["q"].evictions == {"Job/ns/1": (int(time.now - 2),)}
-        second = begun(time, kept)
+        second = Tally(time, HALF)
+        assert not second.evicted("a", "q", "Job/ns/1", time.now - 2)
+        assert not second.evicted("c", "q", "Job/ns/2", time.now - 1)
+        second.begin(kept)
+        assert second.history("q").evictions == {
+            "Job/ns/1": (int(time.now - 2),),
+            "Job/ns/2": (int(time.now - 1),),
+        }, "whom the first one had not written down is counted, nobody twice"
         assert not second.evicted("a", "q", "Job/ns/1", time.now - 2)
         time.now += 5
         assert second.evicted("b", "q", "Job/ns/1", time.now)
