@@ -193,3 +193,13 @@ def held_twice(pods: list[PodView]) -> dict[str, list[PodView]]:
                 milli[place] = milli.get(place, 0) + grant.milli
                 there.setdefault(place, []).append(pod)
     return {f"{node}/{index}": there[node, index] for (node, index), used in milli.items() if used > WHOLE}
+
+
+def done_twice(pods: list[PodView]) -> dict[str, list[PodView]]:
+    """Tasks of job objects that run, or have run to their end, more than once at a time, and their pods."""
+    there: dict[str, list[PodView]] = {}
+    for pod in pods:
+        owner = pod.training_job
+        if owner is not None and not pod.terminating and (pod.holds or pod.phase == "Succeeded"):
+            there.setdefault(f"{owner.uid}/{pod.role}/{pod.index}", []).append(pod)
+    return {task: same for task, same in there.items() if len(same) > 1}

@@ -1,9 +1,9 @@
 """Rounds of chaos: begin work, break something, heal it, and hold the system to its laws.
 
-Watched all the time: no device promised twice, by pods or by the ledger, no pod refused by a kubelet. At the end of
-each round, within a minute after the last part is back: `drystone check` is clean, everything that can run has run, no
-accepted job is lost, no service has ended by itself; and with all jobs and pods deleted the ledger holds nothing. A
-round that fails prints its seed, what was broken, and the story of the jobs it speaks of.
+Watched all the time: no device promised twice, by pods or by the ledger, no task run twice, no pod refused by a
+kubelet. At the end of each round, within a minute after the last part is back: `drystone check` is clean, everything
+that can run has run, no accepted job is lost, no service has ended by itself; and with all jobs and pods deleted the
+ledger holds nothing. A round that fails prints its seed, what was broken, and the story of the jobs it speaks of.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.chaos.faults import FAULTS, SERVICES, Ground
-from bench.chaos.kubelet import HonestKubelets, held_twice
+from bench.chaos.kubelet import HonestKubelets, done_twice, held_twice
 from bench.chaos.load import NAMESPACE, Stream
 from bench.chaos.proxy import Proxy, Trouble, leads_through
 from bench.chaos.story import stories
@@ -47,13 +47,15 @@ STORIES: Final = 3
 
 @dataclass(slots=True)
 class Round:
-    """What was found; `faults` were broken, `settled_s` is the time from all healed to all done."""
+    """What was found; `faults` were broken, `settled_s` is the time from all healed to all done. `anew`: pods that were
+    evicted and made anew."""
 
     seed: int
     faults: list[str]
     settled_s: float
     emptied_s: float
     accepted: int
+    anew: int
     problems: list[Problem]
     stories: list[str] = field(default_factory=list)
 
@@ -113,7 +115,8 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
             done.append(found)
             report(
                 f"round {n + 1}, seed {found.seed}, {' + '.join(names)}: {found.accepted} accepted, "
-                f"done {found.settled_s:.1f} s after healing, empty after {found.emptied_s:.1f} s"
+                f"{found.anew} made anew, done {found.settled_s:.1f} s after healing, "
+                f"empty after {found.emptied_s:.1f} s"
                 + "".join(f"\n  BROKEN {p.what}" for p in found.problems)
                 + "".join(f"\n  {text}" for text in found.stories)
             )
@@ -128,6 +131,7 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
         "rounds": len(done),
         "broken": sum(bool(r.problems) for r in done),
         "accepted": sum(r.accepted for r in done),
+        "made_anew": sum(r.anew for r in done),
         "settled_s_max": round(max((r.settled_s for r in done), default=0.0), 1),
         "emptied_s_max": round(max((r.emptied_s for r in done), default=0.0), 1),
         "each": [
@@ -135,6 +139,7 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
                 "seed": r.seed,
                 "faults": r.faults,
                 "accepted": r.accepted,
+                "made_anew": r.anew,
                 "settled_s": round(r.settled_s, 1),
                 "emptied_s": round(r.emptied_s, 1),
                 "problems": [p.what for p in r.problems],
@@ -145,11 +150,14 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
 
 
 async def _poll_pods(kubelets: HonestKubelets, twice: set[Problem]) -> None:
-    """What the API server says: devices by the annotations of pods that hold room."""
+    """What the API server says: devices by the annotations of pods that hold room, and pods of the same task."""
     while True:
         for place, pods in held_twice(list(kubelets.pods.values())).items():
             names = ", ".join(sorted(f"{p.name} ({p.uid})" for p in pods))
             twice.update(Problem(f"device promised twice: {place} to {names}", job_key(p)) for p in pods[:2])
+        for task, pods in done_twice(list(kubelets.pods.values())).items():
+            names = ", ".join(sorted(f"{p.name} is {p.phase}" for p in pods))
+            twice.add(Problem(f"done twice: {task}: {names}", job_key(pods[0])))
         await asyncio.sleep(0.05)
 
 
@@ -239,7 +247,7 @@ async def _broken_and_healed(
     finally:
         await ledger.close()
     kubelets.journal.clear()
-    return Round(seed, names, settled, emptied, accepted, [*problems, *late], told)
+    return Round(seed, names, settled, emptied, accepted, stream.made_anew, [*problems, *late], told)
 
 
 async def _broken_laws(load: Load, ledger: RedisLedger, kubelets: HonestKubelets) -> list[Problem]:

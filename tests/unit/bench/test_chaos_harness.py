@@ -11,13 +11,14 @@ import pytest
 
 from bench.chaos import story
 from bench.chaos.faults import FAULTS
-from bench.chaos.kubelet import HonestKubelets, held_twice
+from bench.chaos.kubelet import HonestKubelets, done_twice, held_twice
 from bench.chaos.load import NAMESPACE, Stream
 from bench.chaos.relay import Line
 from libs.domain import keys
 from libs.domain.resources import Charge, GpuGrant
 from libs.kube import writes
 from libs.kube.embedded import EmbeddedCluster
+from libs.kube.objects import OwnerReference
 from libs.kube.pods import PodView, parse_pod
 from libs.store.port import Holder
 
@@ -45,6 +46,19 @@ def test_a_device_of_two_pods_is_found_and_both_are_named() -> None:
 
 def test_shares_that_add_up_to_a_device_and_pods_that_ended_are_no_double_promise() -> None:
     assert held_twice([pod("a", milli="400"), pod("b", milli="600"), pod("gone", phase="Succeeded")]) == {}
+
+
+def test_a_task_that_runs_beside_its_own_result_is_done_twice_and_one_that_replaces_a_leaving_pod_is_not() -> None:
+    def task(attempt: int, phase: str, *, leaving: bool = False) -> PodView:
+        owner = OwnerReference(name="j", uid="u", kind="TrainingJob", api_version=keys.API_VERSION, controller=True)
+        view = pod(f"j-worker-0-{attempt}", phase=phase)
+        return msgspec.structs.replace(
+            view, role="worker", index=0, attempt=attempt, owners=(owner,), terminating=leaving
+        )
+
+    assert list(done_twice([task(0, "Succeeded"), task(1, "Running")])) == ["u/worker/0"]
+    assert done_twice([task(0, "Running", leaving=True), task(1, "Pending")]) == {}
+    assert done_twice([task(0, "Failed"), task(1, "Running")]) == {}
 
 
 async def test_a_line_that_is_cut_ends_connections_and_is_whole_again_when_mended() -> None:
