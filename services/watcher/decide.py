@@ -31,8 +31,6 @@ from services.watcher.storage import Storage
 from services.watcher.tally import Tally
 
 K = TypeVar("K", bound=Hashable)
-Event = Callable[[str, bytes], None]
-Listed = Callable[[Sequence[bytes]], None]
 
 
 @dataclass(slots=True)
@@ -166,66 +164,26 @@ class Picture:
     # --- lists: what is there, and the end of what is not ----------------------------------------------------------
 
     def node_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.node_event, raws, lambda meta: meta.name)
+        present = self.all_of(self.node_event, raws, lambda meta: meta.name)
         for name in self.nodes.keys() - present:
             self._node_gone(name)
 
     def pod_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.pod_event, raws, lambda meta: meta.uid)
+        present = self.all_of(self.pod_event, raws, lambda meta: meta.uid)
         for uid in self.pods.keys() - present:
             self._pod_gone(uid)
 
     def job_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.job_event, raws, lambda meta: meta.uid)
+        present = self.all_of(self.job_event, raws, lambda meta: meta.uid)
         for uid in self.jobs.keys() - present:
             view = self.jobs.pop(uid)
             self._changes.hint(trainingjobs.head_of(view, view.status.attempt, self.known)).deleted = True
 
     def queue_list(self, raws: Sequence[bytes]) -> None:
-        self.catalog.queues_are(self._all(self._queue, raws, lambda meta: meta.name))
+        self.catalog.queues_are(self.all_of(self._queue, raws, lambda meta: meta.name))
         self._settle_queues()
 
-    def priority_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.catalog.priority, raws, lambda meta: meta.name)
-        for name in self.catalog.priorities.keys() - present:
-            self.catalog.priority_gone(name)
-
-    def pdb_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.catalog.pdb, raws, lambda meta: f"pdb/{meta.namespace}/{meta.name}")
-        for key in self.catalog.pdbs.keys() - present:
-            self.catalog.pdb_gone(key)
-
-    def namespace_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.catalog.namespace, raws, lambda meta: meta.name)
-        for name in self.catalog.namespaces.keys() - present:
-            self.catalog.namespace_gone(name)
-
-    def claim_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.storage.claim, raws, lambda meta: (meta.namespace, meta.name))
-        for place in self.storage.claims.keys() - present:
-            self.storage.claim_gone(place)
-
-    def volume_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.storage.volume, raws, lambda meta: meta.name)
-        for name in self.storage.volumes.keys() - present:
-            self.storage.volume_gone(name)
-
-    def storage_class_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.storage.storage_class, raws, lambda meta: meta.name)
-        for name in self.storage.classes.keys() - present:
-            self.storage.storage_class_gone(name)
-
-    def csi_node_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.storage.csi_node, raws, lambda meta: meta.name)
-        for name in self.storage.attaching.keys() - present:
-            self.storage.csi_node_gone(name)
-
-    def group_list(self, raws: Sequence[bytes]) -> None:
-        present = self._all(self.group_event, raws, lambda meta: (meta.namespace, meta.name))
-        for place in self.catalog.groups.keys() - present:
-            self.catalog.group_gone(place)
-
-    def _all(
+    def all_of(
         self, event: Callable[[str, bytes], object], raws: Iterable[bytes], identity: Callable[[objects.Meta], K]
     ) -> set[K]:
         """What was listed; an object that is there and cannot be read is there all the same."""
@@ -461,25 +419,3 @@ def _differs(old: PodView, new: PodView) -> bool:
         or old.annotations != new.annotations
         or old.labels != new.labels
     )
-
-
-def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
-    """(list, event) by resource, in the order in which a first list is worth having."""
-
-    def guarded(event: Callable[[str, bytes], object]) -> Event:
-        return lambda kind, raw: picture.guarded(event, kind, raw)
-
-    return {
-        "priorityclasses": (picture.priority_list, guarded(picture.catalog.priority)),
-        "queues": (picture.queue_list, guarded(picture.queue_event)),
-        "podgroups": (picture.group_list, guarded(picture.group_event)),
-        "namespaces": (picture.namespace_list, guarded(picture.catalog.namespace)),
-        "pdbs": (picture.pdb_list, guarded(picture.catalog.pdb)),
-        "storageclasses": (picture.storage_class_list, guarded(picture.storage.storage_class)),
-        "volumes": (picture.volume_list, guarded(picture.storage.volume)),
-        "claims": (picture.claim_list, guarded(picture.storage.claim)),
-        "csinodes": (picture.csi_node_list, guarded(picture.storage.csi_node)),
-        "nodes": (picture.node_list, guarded(picture.node_event)),
-        "pods": (picture.pod_list, guarded(picture.pod_event)),
-        "trainingjobs": (picture.job_list, guarded(picture.job_event)),
-    }

@@ -25,10 +25,11 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import never_ends
 from libs.store.port import Ledger, LedgerUnavailable
 from services.watcher import metrics
-from services.watcher.decide import Picture, handlers
+from services.watcher.decide import Picture
 from services.watcher.emit import Emitter, chunks
 from services.watcher.keep import Keeper
 from services.watcher.leaving import leave
+from services.watcher.lists import handlers
 from services.watcher.settings import WatcherSettings
 
 log = structlog.get_logger()

@@ -9,7 +9,8 @@ from libs.domain.jobs import JobHead
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.grouping import Known
 from services.placement.truth import read_truth
-from services.watcher.decide import Picture, handlers
+from services.watcher.decide import Picture
+from services.watcher.lists import handlers
 
 ENCODE = msgspec.json.encode
 GROUP = {"metadata": {"name": "gang", "annotations": {keys.PREEMPTIBLE: "false", keys.CHECKPOINT: "300"}}}

@@ -8,7 +8,8 @@ import msgspec
 
 from libs.contracts.events import NodeFact, PodFact, PriorityClassFact
 from libs.domain import keys
-from services.watcher.decide import Picture, handlers
+from services.watcher.decide import Picture
+from services.watcher.lists import handlers
 
 ENCODE = msgspec.json.encode
 

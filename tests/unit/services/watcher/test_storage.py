@@ -8,7 +8,8 @@ import pytest
 
 from libs.domain.rules import NodeTerm, Requirement
 from libs.domain.volumes import Claim, ClaimState
-from services.watcher.decide import Picture, handlers
+from services.watcher.decide import Picture
+from services.watcher.lists import handlers
 
 BOUND = {"pv.kubernetes.io/bind-completed": "yes"}
 
