@@ -142,7 +142,7 @@ class Ownership:
 
     async def _open(self) -> None:
         """Wait until the ledger is whole, and begin anew if its data set is another one: older claims are dead."""
-        pause = Backoff(0.05, 1.0)
+        pause = Backoff(0.05, 0.25)
         told = False
         while True:
             state = await self._ledger.state()
