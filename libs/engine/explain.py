@@ -287,6 +287,13 @@ def moving(tasks: int, nodes: int) -> Verdict:
     )
 
 
+def expecting(pods: int, verdict: Verdict, until: float) -> Verdict:
+    """Waits for room that is being freed for others and is more than they need, no longer than `until`."""
+    text = f"the room of {pods} pods that leave for others is enough; {verdict.message}"
+    wakes = (*verdict.wakes_on, Wake.TIME)
+    return msgspec.structs.replace(verdict, reason=Reason.EVICTING, message=text, wakes_on=wakes, until=until)
+
+
 def still_evicting(verdict: Verdict) -> Verdict:
     """Not evicting more while the victims of an earlier decision leave."""
     text = f"victims of an earlier decision are still leaving; {verdict.message}"

@@ -21,6 +21,9 @@ _TOGETHER_S: Final = 60.0
 #: A pod that was unmarked and is seen running this long after was not evicted.
 _DOUBTED_S: Final = 10.0
 
+#: Room that has not come by then is not waited for.
+COMES_S: Final = 60.0
+
 #: Milli GPUs, milli CPU, MiB.
 Room = list[int]
 
@@ -51,6 +54,8 @@ class RunningBook:
         self._evicted: dict[str, dict[str, _Going]] = {}
         self._leaving: dict[str, RunningTask] = {}
         self._leaving_of: dict[str, Room] = {}
+        #: Pods that leave and whose room is promised to nobody, or to a job that waits for it: (since when, job).
+        self._coming: dict[str, tuple[float, str]] = {}
         self._floors: dict[str, int] = {}
         self._dirty: set[str] = set()
 
@@ -128,6 +133,25 @@ class RunningBook:
         """What pods of the queue and of those below it still hold and are about to give back."""
         room = self._leaving_of.get(path)
         return (room[0], room[1], room[2]) if room is not None else (0, 0, 0)
+
+    def coming(self, job: str) -> list[RunningTask]:
+        """Pods that leave and whose room this job may wait for."""
+        found: list[RunningTask] = []
+        for uid, (since, promised) in list(self._coming.items()):
+            task = self.by_uid.get(uid)
+            if task is None or self.stays(task) or self.clock - since > COMES_S:
+                del self._coming[uid]
+            elif not promised or promised == job:
+                found.append(task)
+        return found
+
+    def comes_free(self, uid: str) -> None:
+        """The pod leaves, and nobody needs its room."""
+        self._coming.setdefault(uid, (self.clock, ""))
+
+    def promise(self, uid: str, job: str) -> None:
+        """The job waits for this room."""
+        self._coming[uid] = (self._coming[uid][0], job)
 
     def who_leaves(self, path: str) -> list[RunningTask]:
         """Pods of the queue and of those below it that are about to give back what they hold."""

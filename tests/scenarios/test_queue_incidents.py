@@ -53,6 +53,26 @@ def test_one_pod_of_each_of_ten_gangs_was_taken_and_all_ten_died_where_one_gang_
     assert len(decision.placements) == 10
 
 
+def test_ten_pods_that_each_need_a_device_cost_one_gang_and_not_one_gang_each() -> None:
+    facts = ten_gangs_of_ten()
+    engine = engine_of(facts)
+    pods = [pod(f"p{n}", gpus=1, priority=5, created=NOW + n) for n in range(12)]
+    decisions = engine.decide(pods, NOW)
+    gone = {victim.uid for decision in decisions for victim in decision.victims}
+    assert [bool(d.victims) for d in decisions] == [True] + 9 * [False] + [True] + [False]
+    assert (len(gone), len({job for d in decisions for job in jobs_hurt(d)})) == (20, 2)
+    assert all(d.verdict.reason is Reason.EVICTING for d in decisions)
+    engine.settle()
+    for victim in facts.pods:
+        if victim.uid in gone:
+            engine.pod_seen(msgspec.structs.replace(victim, marked=True))
+    again = engine.decide(pods[1:10], NOW + 5)
+    assert not any(d.victims for d in again), "asked again they wait for the same room"
+    engine.settle()
+    (late,) = engine.decide(pods[1:2], NOW + 90)
+    assert late.victims, "room that never comes is not waited for"
+
+
 def test_a_pod_that_needs_a_whole_node_takes_it_from_the_node_with_the_fewest_jobs() -> None:
     facts = cluster().node("mixed", gpus=8).node("one-job", gpus=8)
     facts.running("solo", gpus=1, count=8, on="mixed", priority=1, started=NOW - HOUR)

@@ -7,12 +7,14 @@ from typing import Final
 from libs.engine.actions.allocate import allocate
 from libs.engine.actions.base import Action
 from libs.engine.actions.consolidate import consolidate
+from libs.engine.actions.expect import expect
 from libs.engine.actions.preempt import preempt
 from libs.engine.actions.reclaim import reclaim
 from libs.engine.actions.shrink import shrink
 
 ACTIONS: Final[tuple[Action, ...]] = (
     allocate,
+    expect,
     consolidate,
     shrink,
     reclaim,

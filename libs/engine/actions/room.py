@@ -168,6 +168,9 @@ class _Attempt:
         if not self._rights.confirmed(placements, victims):
             return None
         hold(session, placements, victims)
+        for victim in victims:
+            if not any(overlaps(victim, placement) for placement in placements):
+                session.running.comes_free(victim.uid)
         self._protection.changed()
         asked = amounts_of([placement.charge for placement in placements])
         # As the ledger counts: the whole of it now, and what its victims hold until they have left.
@@ -338,6 +341,14 @@ def _spare(session: Session, statement: Statement, units: list[Unit], placements
         ):
             kept.extend(unit)
     return kept
+
+
+def overlaps(task: RunningTask, placement: Placement) -> bool:
+    """Whether what is placed takes of what the pod leaves."""
+    if task.node != placement.node:
+        return False
+    indices = {grant.index for grant in task.charge.gpus}
+    return not indices or any(grant.index in indices for grant in placement.charge.gpus)
 
 
 def _held(session: Session, task: RunningTask) -> bool:
