@@ -176,20 +176,20 @@ class Scenario:
     replicas: dict[str, int] = field(default_factory=dict)
 
 
-_GROUP = "Kafka session 10 s, heartbeat 3 s, take-over 1 s"
+_GROUP = "Kafka session 10 s, heartbeat 1 s, take-over 1 s"
 _LEASE = "lease 6 s since it was seen renewed, two looks of 1.2 s, lists 1 s"
 _REBUILD = "longest write 5 s, lists, loading"
 
 SCENARIOS: Final[dict[str, Scenario]] = {
-    "placement, one of two killed": Scenario(killed(lambda g: g.of("placement")[0]), 14.0, _GROUP),
-    "the only binder killed": Scenario(killed_and_started("binder"), 14.0, _GROUP, {"binder": 1}),
-    "binder, one of two killed": Scenario(killed(lambda g: g.of("binder")[0]), 14.0, _GROUP),
+    "placement, one of two killed": Scenario(killed(lambda g: g.of("placement")[0]), 12.0, _GROUP),
+    "the only binder killed": Scenario(killed_and_started("binder"), 12.0, _GROUP, {"binder": 1}),
+    "binder, one of two killed": Scenario(killed(lambda g: g.of("binder")[0]), 12.0, _GROUP),
     "preemptor killed": Scenario(killed_and_started("preemptor"), 0.0, "binds nothing"),
     "watcher, leader killed": Scenario(killed(Ground.leader), 9.4, _LEASE),
     "watcher, standby killed": Scenario(killed(Ground.standby), 0.0, "leads nothing"),
     "watcher, leader stopped 20 s": Scenario(leader_stopped, 9.4, _LEASE),
     "metrics-collector killed": Scenario(killed_and_started("metrics-collector"), 0.0, "facts age, no more"),
-    "Kafka killed and restarted": Scenario(part_killed("kafka"), 13.0, "session 10 s, heartbeat 3 s"),
+    "Kafka killed and restarted": Scenario(part_killed("kafka"), 13.0, "session 10 s, heartbeat 1 s, connecting 2 s"),
     "Redis killed and restarted": Scenario(part_killed("redis"), 15.0, _REBUILD),
     "Redis emptied": Scenario(redis_emptied, 15.0, _REBUILD),
     "API server killed and restarted": Scenario(part_killed("apiserver"), 9.4, _LEASE),

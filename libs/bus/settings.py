@@ -20,7 +20,9 @@ class KafkaSettings:
     #: Base of `group_instance_id`; empty: members are dynamic.
     static_member: str = ""
     session_s: float = 10.0
-    heartbeat_s: float = 3.0
+    #: A member learns by its next heartbeat that the group is divided anew; until then partitions of one that left, or
+    #: was found dead, stand still. A request a second each is nothing.
+    heartbeat_s: float = 1.0
     request_s: float = 10.0
     #: After it `publish` raises BusUnavailable.
     publish_s: float = 10.0
