@@ -237,15 +237,23 @@ class NodeState:
             fit = sum(1 for i in self.index if self.models[i] in ask.models and self.is_idle(i))
             return 0 if fit >= ask.count else -1
         best, fit = WHOLE + 1, 0
+        held, mib, sizes, usable = self.milli, self.mib, self.dev_mib, self.usable
+        wanted, models = ask.milli, ask.models
         for i in self.index:
-            if not self.usable[i] or (ask.models and self.models[i] not in ask.models):
+            left = held[i] - wanted
+            if left < 0 or not usable[i] or (models and self.models[i] not in models):
                 continue
-            milli, mib = ask.grant(self.dev_mib[i])
-            left = self.milli[i] - milli
-            if left >= 0 and self.mib[i] >= mib:
-                fit += 1
-                if left < best:
-                    best = left
+            if wanted:
+                if mib[i] < wanted * sizes[i] // WHOLE:
+                    continue
+            else:
+                milli, asked = ask.grant(sizes[i])
+                left -= milli
+                if left < 0 or mib[i] < asked:
+                    continue
+            fit += 1
+            if left < best:
+                best = left
         return best if fit >= ask.count else -1
 
 

@@ -102,7 +102,7 @@ class Usable:
         several = self._several_view
         total: int = several[base]
         if ask.share:
-            moves = self._moves(node, ask, level, several[base] - several[base - 1] if idle else 0)
+            moves = self._moves(node, ask, level, total - several[base - 1] if idle else 0)
             if ask.count == 1:
                 total -= min(moves)[0]
             else:
@@ -126,17 +126,27 @@ class Usable:
     def _moves(self, node: NodeState, ask: Ask, level: int, broken: int) -> list[tuple[int, int]]:
         """(value lost, device) for every device that one share of the task fits on."""
         device, depth, codes, milli, mib = self._device_view, self._depth, node.codes, node.milli, node.mib
+        wanted, models, usable, sizes = ask.milli, ask.models, node.usable, node.dev_mib
         moves: list[tuple[int, int]] = []
         for i in node.index:
-            held = milli[i] if milli[i] < WHOLE else WHOLE
-            if held < ask.milli or not node.usable[i] or (ask.models and node.models[i] not in ask.models):
+            held = milli[i]
+            if held < wanted or not usable[i] or (models and node.models[i] not in models):
                 continue
-            taken, asked_mib = ask.grant(node.dev_mib[i])
-            if held < taken or mib[i] < asked_mib:
+            if held > WHOLE:
+                held = WHOLE
+            if wanted:
+                taken, asked_mib = wanted, wanted * sizes[i] // WHOLE
+            else:
+                taken, asked_mib = ask.grant(sizes[i])
+                if held < taken:
+                    continue
+            if mib[i] < asked_mib:
                 continue
             at = (codes[i] * depth + level) * AMOUNTS + held
             lost = device[at] - device[at - taken]
-            moves.append((lost + broken if held == WHOLE and node.is_idle(i) else lost, i))
+            if held == WHOLE and broken and milli[i] == WHOLE and mib[i] == sizes[i]:
+                lost += broken
+            moves.append((lost, i))
         return moves
 
     # -- many nodes -------------------------------------------------------------------------------------------------
