@@ -26,6 +26,7 @@ from libs.engine.mix import MixState
 from libs.engine.reserve import reserve
 from libs.engine.session import Session
 from libs.engine.topology.evicting import act
+from libs.engine.topology.parts import demanding
 from libs.engine.whatif import WhatIf, said, what_if
 
 #: What looking for moves may take where a service answers beside its work.
@@ -112,7 +113,8 @@ class PlacementEngine:
         decisions: dict[int, Decision] = {}
         for at in self._in_line(jobs, decisions):
             decisions[at] = self._decide(jobs[at])
-            self._session.precisions.learn(jobs[at])
+            if self._session.declares:
+                self._session.precisions.learn(jobs[at])
             self._session.mix.learn(jobs[at])  # what comes later is decided by what came before
         return [decisions[at] for at in range(len(jobs))]
 
@@ -143,7 +145,8 @@ class PlacementEngine:
         decision: Decision | None = None
         for action in ACTIONS:
             session = self._session
-            decision = action(session, job, None) if decision is None else act(session, job, action, decision)
+            confined = decision is not None and demanding(job.tasks)
+            decision = act(session, job, action, decision) if confined else action(session, job, decision)
             if decision.placements or not (session.running.by_uid or job.evicting):
                 break  # nobody is there who could yield or move
         if decision is None:

@@ -48,6 +48,8 @@ class Session:
         self.mix = TypicalMix(config.typical, config.mix_slots)
         self._draw = Draw(config.seed)
         self.precisions = PrecisionDemand()
+        #: Whether any task so far declared a precision.
+        self.declares = False
         self.table = default_table().extended(config.gpu_models)
         around = Surroundings(self.snapshot, self.mix, self.charges, self._draw, self.precisions, self.table)
         self.policies = chosen(config.weights, around)
@@ -85,6 +87,7 @@ class Session:
             if len(self._classes) >= CLASSES:
                 del self._classes[min(self._classes, key=lambda k: self._classes[k].used)]
             ask = Ask(key, self.table)
+            self.declares = self.declares or bool(ask.gpu.precision)
             policies = self.policies if ask.gpu.precision else self._plain
             if ask.scope is None and not ask.extra:
                 found = Feasibility(self.snapshot, ask, policies)
@@ -131,13 +134,13 @@ class Session:
     @property
     def fits(self) -> Verdict:
         """The verdict Fits, naming the policies, and the version of what they have learned."""
-        epochs = tuple([policy.epoch() for policy, _ in self.policies])
+        policies = self.policies if self.declares else self._plain
+        epochs = tuple([policy.epoch() for policy, _ in policies])
         if epochs != self._fits_at:
             self._fits_at = epochs
             names = [
                 f"{policy.name}@{self.mix.version}" if epoch else policy.name
-                for (policy, _), epoch in zip(self.policies, epochs, strict=True)
-                if epoch or not policy.declared_only
+                for (policy, _), epoch in zip(policies, epochs, strict=True)
             ]
             self._fits = Verdict(kind=FITS.kind, policy="+".join(names))
         return self._fits

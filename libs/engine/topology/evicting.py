@@ -16,7 +16,7 @@ from libs.engine.actions.base import Action
 from libs.engine.api import Decision, PendingJob
 from libs.engine.session import Session
 from libs.engine.topology.domains import Region
-from libs.engine.topology.parts import Part, parts_of, wished
+from libs.engine.topology.parts import Part, parts_of
 from libs.engine.topology.seating import Seating
 
 #: Choices of domains for one job, and jobs for which choices are looked for in one pass: a choice costs a look at every
@@ -26,10 +26,10 @@ JOBS: Final = 8
 _CANNOT_HELP: Final = frozenset({Reason.GANG_INCOMPLETE, Reason.GATED, Reason.NO_NODES, Reason.UNSUPPORTED})
 
 
-def act(session: Session, job: PendingJob, action: Action, refused: Decision) -> Decision:
-    """What the action makes of a job that was refused, within domains where the job demands some."""
-    if not wished(job.tasks) or not any(task.topology is not None and task.topology.required for task in job.tasks):
-        return action(session, job, refused)
+def act(session: Session, job: PendingJob, action: Action, refused: Decision | None) -> Decision:
+    """What the action makes of a job that demands domains and was refused."""
+    if refused is None:
+        return action(session, job, None)
     verdict = refused.verdict
     if verdict.kind is not Kind.NOT_NOW or verdict.reason in _CANNOT_HELP or job.evicting or not job.may_evict:
         return refused

@@ -50,6 +50,14 @@ def wished(tasks: Iterable[Task]) -> bool:
     return False
 
 
+def demanding(tasks: Iterable[Task]) -> bool:
+    """Whether any of the tasks requires a domain."""
+    for task in tasks:  # noqa: SIM110 - as above
+        if task.topology is not None and task.topology.required:
+            return True
+    return False
+
+
 def parts_of(session: Session, job: PendingJob, tasks: Iterable[Task]) -> Part:
     """The tree of these tasks of a job, with the members that hold room already. Parts that demand something come
     first, then the large ones: they have the least choice."""
