@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+#: A member learns by its next heartbeat that the group is divided anew; until then partitions of one that left, or was
+#: found dead, stand still. A request a second each is nothing.
+HEARTBEAT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +24,7 @@ class KafkaSettings:
     #: Base of `group_instance_id`; empty: members are dynamic.
     static_member: str = ""
     session_s: float = 10.0
-    #: A member learns by its next heartbeat that the group is divided anew; until then partitions of one that left, or
-    #: was found dead, stand still. A request a second each is nothing.
-    heartbeat_s: float = 1.0
+    heartbeat_s: float = HEARTBEAT_S
     request_s: float = 10.0
     #: After it `publish` raises BusUnavailable.
     publish_s: float = 10.0

@@ -16,7 +16,7 @@ import structlog
 
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Bus, BusMisconfigured, BusUnavailable
-from libs.bus.settings import KafkaSettings
+from libs.bus.settings import HEARTBEAT_S, KafkaSettings
 from libs.host.parts import Parts, not_opened
 from libs.host.settings import CommonSettings, WrongSettings
 from libs.kube.client import KubeClient
@@ -59,7 +59,7 @@ def kafka_settings(name: str, settings: CommonSettings) -> KafkaSettings:
         tls=settings.kafka_tls(),
         static_member=settings.replica_id if settings.kafka_static_members else "",
         session_s=settings.kafka_session_s,
-        heartbeat_s=0.3 * settings.kafka_session_s,
+        heartbeat_s=min(HEARTBEAT_S, 0.3 * settings.kafka_session_s),
     )
 
 
