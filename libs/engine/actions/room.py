@@ -168,8 +168,11 @@ class _Attempt:
         if not self._rights.confirmed(placements, victims):
             return None
         hold(session, placements, victims)
+        placed_on: dict[str, list[Placement]] = {}
+        for placement in placements:
+            placed_on.setdefault(placement.node, []).append(placement)
         for victim in victims:
-            if not any(overlaps(victim, placement) for placement in placements):
+            if not any(overlaps(victim, placement) for placement in placed_on.get(victim.node, ())):
                 session.running.comes_free(victim.uid)
         self._protection.changed()
         asked = amounts_of([placement.charge for placement in placements])

@@ -45,6 +45,9 @@ class Search:
         ]
         heapq.heapify(self._heap)
         self._known: dict[int, _Known] = {}
+        #: Most tasks that any known choice serves, and for how many of them the known ones are compared now.
+        self._most = 1
+        self._by = 1
 
     def _least(self, pods: Iterable[RunningTask]) -> Cost | None:
         finder = self._finder
@@ -65,8 +68,10 @@ class Search:
         none. It may serve another task too: it stays known."""
         known = self._known
         while True:
-            for one in known.values():
-                one.want(wanted)
+            if min(wanted, self._most) != self._by:
+                self._by = min(wanted, self._most)
+                for one in known.values():
+                    one.want(wanted)
             row = min(known, key=lambda one: known[one].key, default=-1)
             while self._heap and not (self._looked >= LOOKED_AT and known):
                 if row >= 0 and _per_task_at_least(self._heap[0][0], wanted) > known[row].key:
@@ -75,7 +80,7 @@ class Search:
                 self._looked += 1
                 choice = self._choose(looked, tally)
                 if choice is not None:
-                    known[looked] = _Known(choice, self._serves(choice, wanted), wanted)
+                    known[looked] = self._worked_out(choice, wanted)
                     if row < 0 or known[looked].key < known[row].key:
                         row = looked
             if row < 0:
@@ -85,9 +90,14 @@ class Search:
                 del known[row]
                 continue
             before = known[row]
-            known[row] = _Known(fresh, self._serves(fresh, wanted), wanted)
+            known[row] = self._worked_out(fresh, wanted)
             if fresh.cost == before.choice.cost and known[row].serves >= min(before.serves, wanted):
                 return fresh
+
+    def _worked_out(self, choice: Choice, wanted: int) -> _Known:
+        found = _Known(choice, self._serves(choice, wanted), wanted)
+        self._most = max(self._most, found.serves)
+        return found
 
     def _choose(self, row: int, tally: Tally) -> Choice | None:
         state = self._session.snapshot.states[row]
