@@ -40,6 +40,8 @@ class Keeper:
         #: What was last written, by name; and of which queues something was held at that time.
         self._written: dict[str, dict[str, Any]] = {}
         self._was_busy: set[str] = set()
+        #: A queue is new, or its spec was changed: its owner looks at the status for what came of it.
+        self._changed = False
         self._writing = asyncio.Lock()
 
     def seen(self, kind: str, raw: bytes) -> None:
@@ -53,8 +55,10 @@ class Keeper:
             self._forget(name)
             return
         if old is not None and old.uid == found.uid:
+            self._changed |= old.generation != found.generation
             old.generation = found.generation
             return
+        self._changed = True
         self._forget(name)
         self._kept[name] = found
 
@@ -80,14 +84,15 @@ class Keeper:
         self._picture.tally.begin(histories)
 
     async def run(self) -> None:
-        """For ever: soon after somebody was evicted, else once in a while."""
+        """For ever: soon after somebody was evicted or a queue was changed, else once in a while."""
         due = self._clock.monotonic() + self._settings.queue_status_s
         evicted = self._picture.tally.news
         while True:
             await self._clock.sleep(min(self._settings.history_tell_s, self._settings.queue_status_s))
             now = self._clock.monotonic()
-            if now < due and self._picture.tally.news == evicted:
+            if now < due and self._picture.tally.news == evicted and not self._changed:
                 continue
+            self._changed = False
             evicted, due = self._picture.tally.news, now + self._settings.queue_status_s
             await self.keep()
 
