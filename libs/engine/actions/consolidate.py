@@ -81,7 +81,8 @@ def consolidate(session: Session, job: PendingJob, refused: Decision | None) -> 
             charge = placement.charge
             session.queues.charge((line,), charge.gpu_milli, charge.cpu, charge.mem)
     said = explain.moving(len(pods), len({pod.node for pod in pods}))
-    return Decision(head.key, said, plan.placements, tuple(map(victim_of, pods)), rule=RULE)
+    victims = tuple(victim_of(pod, shields.notice_s(pod)) for pod in pods)
+    return Decision(head.key, said, plan.placements, victims, rule=RULE)
 
 
 def _sensible(session: Session, job: PendingJob, refused: Decision) -> bool:
