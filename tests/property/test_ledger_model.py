@@ -97,6 +97,7 @@ class Books(RuleBasedStateMachine):
         self.run(self.ledger.queues_seen([queue], [], 1))
         for what in [what for what in self.limits if what[0] == path]:
             del self.limits[what]
+            del self.ceilings[what]  # what stands there when a limit comes may stay
         said = {**models, **({} if limit is None else {"": limit})}
         for model, amount in said.items():
             self.limits[path, model] = amount
