@@ -108,11 +108,11 @@ def conflicts(
     return _print(asyncio.run(run(nodes, pods, seconds, rate, candidates, fills, replicas, runs, report=note)), as_json)
 
 
-def reclaim(nodes: int, size: int, singles: int, gangs: int, keep: Path | None, as_json: bool) -> int:
+def reclaim(nodes: int, size: int, singles: int, gangs: int, moves: int, keep: Path | None, as_json: bool) -> int:
     from bench.reclaim import run
 
     _end_children_too()
-    result = asyncio.run(run(nodes, size, singles, gangs, report=note, directory=keep))
+    result = asyncio.run(run(nodes, size, singles, gangs, moves, report=note, directory=keep))
     _print(result, as_json)
     return 0 if result["within"] else 1
 

@@ -224,13 +224,14 @@ def bench_reclaim(
     size: Annotated[int, typer.Option(help="Tasks of the gang that reclaims.")] = 500,
     singles: int = 10,
     gangs: int = 3,
+    moves: Annotated[int, typer.Option(help="Pods to move together for a gang of whole nodes; 0: none.")] = 400,
     keep: KeepLogs = None,
     as_json: Json = False,
 ) -> None:
     """A queue has its share back from a full cluster: from the create to all bound. Exit 1 over a limit."""
     from cli.bench import reclaim
 
-    raise typer.Exit(reclaim(nodes, size, singles, gangs, keep, as_json))
+    raise typer.Exit(reclaim(nodes, size, singles, gangs, moves, keep, as_json))
 
 
 @bench_app.command("failover")
