@@ -40,6 +40,8 @@ class Keeper:
         #: What was last written, by name; and of which queues something was held at that time.
         self._written: dict[str, dict[str, Any]] = {}
         self._was_busy: set[str] = set()
+        #: As of when the last status was that was sent, by name.
+        self._sent_at: dict[str, float] = {}
         #: A queue is new, or its spec was changed: its owner looks at the status for what came of it.
         self._changed = False
         self._writing = asyncio.Lock()
@@ -57,6 +59,10 @@ class Keeper:
         if old is not None and old.uid == found.uid:
             self._changed |= old.generation != found.generation
             old.generation = found.generation
+            if found.history is not None and found.history.at < self._sent_at.get(name, 0.0):
+                # A leader that was deposed had a write under way, and it came to lie over ours.
+                self._written.pop(name, None)
+                self._changed = True
             return
         self._changed = True
         self._forget(name)
@@ -112,6 +118,7 @@ class Keeper:
         if found is None:
             return
         async with slots:
+            self._sent_at[name] = status["history"]["at"]
             answer = await writes.patch_queue_status(
                 self._kube, name, found.uid, status, timeout_s=self._settings.write_timeout_s
             )
@@ -126,4 +133,5 @@ class Keeper:
     def _forget(self, name: str) -> None:
         self._kept.pop(name, None)
         self._written.pop(name, None)
+        self._sent_at.pop(name, None)
         self._was_busy.discard(name)

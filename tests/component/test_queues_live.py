@@ -213,6 +213,27 @@ async def test_what_was_used_and_who_was_evicted_outlives_the_leader() -> None:
         assert both["org"].history.gpu_milli_s >= known.history.gpu_milli_s - 1
 
 
+async def test_a_late_write_of_a_leader_that_was_deposed_does_not_stay() -> None:
+    world = await World().open()
+    make(world, "vision")
+    watcher = world.watcher(history_tell_s=0.2, queue_status_s=60)
+    async with world.running(watcher):
+        await world.synced(watcher)
+
+        async def written() -> Any:
+            return status(world, "vision").get("history")
+
+        at = (await world.until(written))["at"]
+        late = {"history": {"at": at - 30, "gpuMilliSeconds": 7}, "evictions": [], "path": "elsewhere"}
+        path = f"{writes.QUEUES}/vision/status"
+        assert world.cluster.call_now("PATCH", path, ENCODE({"status": late}), content_type=writes.MERGE).ok
+
+        async def mended() -> bool:
+            return status(world, "vision")["path"] == "vision" and status(world, "vision")["history"]["at"] >= at
+
+        await world.until(mended)
+
+
 async def evict(world: World, name: str, uid: str) -> None:
     """As the preemptor does: the reason is said on the pod, which then terminates."""
     answer = await writes.patch_pod_condition(
