@@ -16,6 +16,7 @@ from libs.domain.verdicts import FITS, Verdict
 from libs.engine import explain
 from libs.engine.api import EngineConfig, Placement
 from libs.engine.ask import Ask, AskKey, ask_key
+from libs.engine.consolidate.credit import Credit
 from libs.engine.draw import Draw
 from libs.engine.fair.runs import Runs
 from libs.engine.feasible import Feasibility
@@ -69,6 +70,7 @@ class Session:
         self.now = 0.0
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
         self.given_back: set[str] = set()
+        self.moving = Credit()
         #: Jobs that no moves helped: the snapshot's version and the time of that.
         self.moved_in_vain: dict[Hashable, tuple[int, float]] = {}
         #: What actions remember for the length of a pass, by (what, ...).

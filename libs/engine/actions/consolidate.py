@@ -5,7 +5,7 @@ earmarked for the job in the same step. Less disruptive than preemption, since n
 Plans and their guarantees are those of `consolidate.plan`.
 
 A task moves again only when it has run for `EngineConfig.consolidate_after_s`. What was tried in vain is not tried
-again while nothing changed, nor within RETRIED_S; and one pass does no more planning than WORK.
+again while nothing changed, nor within RETRIED_S; and planning takes no more of the time than its credit allows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from libs.engine.actions.room import hold, victim_of
 from libs.engine.api import Decision, PendingJob
 from libs.engine.consolidate.board import Work
 from libs.engine.consolidate.movers import Movers
-from libs.engine.consolidate.plan import Limits, plan_moves
+from libs.engine.consolidate.plan import LIMITS, plan_moves
 from libs.engine.session import Session
 
 RULE: Final = "consolidate"
-#: The looks at nodes and tasks that one pass may take in all.
-WORK: Final = 6_000
 RETRIED_S: Final = 5.0
 #: Jobs remembered that were tried in vain.
 REMEMBERED: Final = 4_096
@@ -54,16 +52,16 @@ def consolidate(session: Session, job: PendingJob, refused: Decision | None) -> 
     last = tried.get(key)
     if last is not None and (last[0] == session.snapshot.version or 0 <= session.now - last[1] < RETRIED_S):
         return refused
-    left = session.memo.setdefault(("consolidation", "work"), [WORK])
-    if left[0] <= 0:
+    credit = session.moving
+    if not credit.open(session.now):
         return refused
     shields = protection(session)
     movers = Movers(session, head, session.config.consolidate_after_s, lambda pod: shields.of(pod) is not None)
     if not movers.any():
         return refused
-    work = Work(left[0])
-    plan = plan_moves(session, job, movers, Limits(), work)
-    left[0] = work.left
+    work = Work(LIMITS.work)
+    plan = plan_moves(session, job, movers, LIMITS, work)
+    credit.spend(work.spent)
     if plan is None or not plan.moves:
         if len(tried) >= REMEMBERED:
             tried.clear()

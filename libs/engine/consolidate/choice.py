@@ -50,13 +50,17 @@ def choose(state: NodeState, ask: Ask, movers: Movers) -> Choice | None:
     units = movers.units_on(state.name)
     if not units or not enough(state, ask, units):
         return None
-    best = min(
-        (_thinned(state, ask, ordered, movers) for ordered in _orders(state, ask, units, movers)),
-        key=lambda found: cost_of(found, state.name, movers),
-    )
+    least = _least(state, ask, units)
+    best: list[Unit] = []
+    for ordered in _orders(state, ask, units, movers):
+        found_ = _thinned(state, ask, ordered, movers)
+        if not best or cost_of(found_, state.name, movers) < cost_of(best, state.name, movers):
+            best = found_
+        if len(pods_of(best)) <= least:
+            break
     size = len(pods_of(best))
     exact = True
-    for fewer in range(_least(state, ask, units), size):
+    for fewer in range(least, size):
         exact = exact and sum(comb(len(units), count) for count in range(1, fewer + 1)) <= TRIED
         found = next(sets(state, ask, units, fewer, TRIED), None)
         if found is not None:
@@ -86,17 +90,16 @@ def cost_of(units: Iterable[Unit], name: str, movers: Movers) -> Cost:
     return Cost(len(pods), sum(map(movers.lost, pods)), sum(p.charge.gpu_milli for p in pods), name)
 
 
-def _orders(state: NodeState, ask: Ask, units: list[Unit], movers: Movers) -> list[list[Unit]]:
+def _orders(state: NodeState, ask: Ask, units: list[Unit], movers: Movers) -> Iterator[list[Unit]]:
     def frees(unit: Unit) -> tuple[int, int, int]:
         here = [p.charge for p in unit if p.node == state.name]
         return sum(c.gpu_milli for c in here), sum(c.cpu for c in here), sum(c.mem for c in here)
 
     largest = sorted(units, key=lambda u: (len(u), *(-x for x in frees(u)), sum(map(movers.lost, u)), u[0].uid))
-    by_cpu = sorted(units, key=lambda u: (len(u), -frees(u)[1], sum(map(movers.lost, u)), u[0].uid))
-    orders = [largest, by_cpu]
+    yield largest
     if ask.count:
-        orders.append(_by_device(state, largest))
-    return orders
+        yield _by_device(state, largest)
+    yield sorted(units, key=lambda u: (len(u), -frees(u)[1], sum(map(movers.lost, u)), u[0].uid))
 
 
 def _by_device(state: NodeState, units: list[Unit]) -> list[Unit]:

@@ -7,6 +7,7 @@ from libs.domain.jobs import Wishes
 from libs.domain.queues import Queue, QueueHistory
 from libs.domain.topology import Near, Topology
 from libs.engine.api import Decision, EngineConfig, PendingJob
+from libs.engine.consolidate.credit import MOST, PER_S, Credit
 from libs.engine.core import PlacementEngine
 from libs.testkit.builders import ClusterBuilder, cluster, gang, node, pod, request
 
@@ -213,3 +214,13 @@ def test_a_gang_that_must_lie_in_one_rack_gets_room_there_and_who_moves_may_leav
     assert [v.name for v in decision.victims] == ["in-r1"]
     assert decision.rule == "consolidate"
     assert {p.node for p in decision.placements} == {"r1-0", "r1-1"}
+
+
+def test_planning_takes_no_more_of_the_time_than_its_credit():
+    credit = Credit()
+    assert credit.open(1_000.0)
+    credit.spend(MOST + PER_S)  # a large plan is not cut short
+    assert not credit.open(1_000.5)
+    assert credit.open(1_001.5), "it is earned again with time"
+    credit.spend(MOST)
+    assert credit.open(0.0), "without a clock nothing is withheld"
