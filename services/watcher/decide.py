@@ -3,8 +3,8 @@
 `Picture` keeps the newest version of every object that matters and drops older ones. What it found to say is collected
 until `take`, merged per object. An object that cannot be read is counted and left out; it never stops the others.
 
-Queues change live. What waits follows at once; what holds room stays with the queue that it began in until it ends, as
-its charge in the ledger does.
+Queues change live. What waits follows at once. What holds room stays with the queue that it began in until it ends, as
+its charge in the ledger does; where that queue moves within the tree, both go along.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from libs.domain.jobs import JobHead
 from libs.domain.nodes import Node, newer
 from libs.kube import objects, trainingjobs
 from libs.kube.declared import notes
-from libs.kube.grouping import Known, job_of, unresolved
+from libs.kube.grouping import Known, job_of, resolve_queue, unresolved
 from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
 from libs.store.port import TaskSeen
@@ -121,8 +121,7 @@ class Picture:
             return
         self.jobs[view.uid] = view
         if (old is None or old.status.attempt != view.status.attempt) and not view.ended:
-            head, tasks = trainingjobs.expand(view, view.status.attempt, self.known)
-            self._changes.hint(head).tasks.update((t.id, t) for t in tasks)
+            self._expand(view)
 
     def queue_event(self, kind: str, raw: bytes) -> None:
         self._queue(kind, raw)
@@ -132,18 +131,32 @@ class Picture:
         known = self.known
         before = {name: place.queue.path for name, place in self.catalog.placed.items()}
         self.catalog.settle()
-        for name, place in self.catalog.placed.items():
-            if before.get(name, place.queue.path) != place.queue.path:
-                self.tally.renamed(before[name], place.queue.path)
+        after = {name: place.queue.path for name, place in self.catalog.placed.items()}
+        moves = {path: after[name] for name, path in before.items() if after.get(name, path) != path}
+        for old, new in moves.items():
+            self.tally.renamed(old, new)
         if (known.queue_paths, known.namespace_queues) == (self.known.queue_paths, self.known.namespace_queues):
             return
         for uid, pod in self.pods.items():
-            if pod.head is None or pod.holds or not pod.view.pending or uid in self._waiting_for_group:
+            if pod.head is None:
                 continue
-            head = job_of(pod.view, self.known)
-            if head.queue != pod.head.queue:
-                pod.head = head
-                self._changes.hint(head).tasks[uid] = pod.view.to_task()
+            if pod.holds:
+                if pod.head.queue in moves:
+                    pod.head = msgspec.structs.replace(pod.head, queue=moves[pod.head.queue])
+                    self._bound(uid, pod)
+            elif pod.view.pending and uid not in self._waiting_for_group:
+                head = job_of(pod.view, self.known)
+                if head.queue != pod.head.queue:
+                    pod.head = head
+                    self._changes.hint(head).tasks[uid] = pod.view.to_task()
+        for view in self.jobs.values():
+            said, space = view.spec.queue, view.namespace
+            if not view.ended and resolve_queue(said, space, known) != resolve_queue(said, space, self.known):
+                self._expand(view)
+
+    def _expand(self, view: trainingjobs.TrainingJobView) -> None:
+        head, tasks = trainingjobs.expand(view, view.status.attempt, self.known)
+        self._changes.hint(head).tasks.update((t.id, t) for t in tasks)
 
     def group_event(self, kind: str, raw: bytes) -> None:
         self.catalog.group(kind, raw)

@@ -76,17 +76,18 @@ async def commit(world: World, name: str, queue: str, cpu: int) -> dict[str, Ref
 
 async def test_limit_share_and_parent_change_without_a_restart() -> None:
     world = await World().open()
-    make(world, "org", limits={"cpu": 2})
-    make(world, "vision", parent="org", deserved={"cpu": 1})
+    make(world, "org", limits={"cpu": 3})
+    make(world, "vision", parent="org", deserved={"cpu": 1}, namespaces=["default"])
+    runs = world.pod("runs", node="n0", gpus="0")
     watcher = world.watcher(**SOON)
     async with world.running(watcher):
         await world.synced(watcher)
         assert list((await commit(world, "first", "org/vision", 3000)).values()) == [Refusal.QUOTA]
-        change(world, "org", limits={"cpu": 4}, deserved={"cpu": 2})
+        change(world, "org", limits={"cpu": 5}, deserved={"cpu": 2})
 
         async def told() -> bool:
             fact = (await world.facts()).get("queue/org")
-            return isinstance(fact, QueueFact) and fact.queue.cpu == 4000 and fact.queue.deserved == Quota(cpu=2000)
+            return isinstance(fact, QueueFact) and fact.queue.cpu == 5000 and fact.queue.deserved == Quota(cpu=2000)
 
         await world.until(told)
         assert await commit(world, "second", "org/vision", 3000) == {}
@@ -97,7 +98,9 @@ async def test_limit_share_and_parent_change_without_a_restart() -> None:
             return "queue/vision" in there and "queue/org/vision" not in there
 
         await world.until(at_the_top)
-        assert list((await commit(world, "third", "org", 2000)).values()) == [Refusal.QUOTA]
+        assert (await world.held())[runs].queue == "vision", "what runs goes along with its queue"
+        assert list((await commit(world, "third", "org", 3000)).values()) == [Refusal.QUOTA]
+        assert await commit(world, "room", "org", 2000) == {}
         assert await commit(world, "fourth", "vision", 2000) == {}
 
 

@@ -103,6 +103,19 @@ class Books(RuleBasedStateMachine):
             self.limits[path, model] = amount
             self.ceilings.setdefault((path, model), 10**9)
 
+    @precondition(lambda self: self.bound)
+    @rule(pick=picks, top=st.sampled_from(("r/", "s/", "")))
+    def queue_moves(self, pick: int, top: str) -> None:
+        """The task's queue stands elsewhere in the tree now: its charge goes along, fitting or not."""
+        uid = sorted(self.bound)[pick % len(self.bound)]
+        node, charge, old = self.bound[uid]
+        queue = top + old.rsplit("/", 1)[-1]
+        self.run(self.ledger.tasks_seen([TaskSeen(uid, "9", node, charge, queue=queue)], 1))
+        self.bound[uid] = (node, charge, queue)
+        for path, model in self.ceilings:
+            if path in ancestors(queue):
+                self.ceilings[path, model] = 10**9
+
     def teardown(self) -> None:
         try:
             self.run(self.everything_leaves())

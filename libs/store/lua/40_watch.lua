@@ -157,6 +157,11 @@ local function claim_of(u, x)
   return nil
 end
 
+-- Whether it is the same queue at another place: its name is its own, wherever in the tree it stands.
+local function moved(old, new)
+  return old ~= new and old ~= '' and new ~= '' and string.match(old, '[^/]*$') == string.match(new, '[^/]*$')
+end
+
 -- tasks_seen: ARGV generation, term, [TaskSeen...] -> uids on disputed devices
 local function tasks_seen(keys, args)
   local u = start(keys)
@@ -184,7 +189,13 @@ local function tasks_seen(keys, args)
       local t = task(u, uid)
       if t then
         -- The first charge seen bound wins (an annotation edited later changes nothing), but for what the API server
-        -- itself lets grow in place: CPU and memory.
+        -- itself lets grow in place: CPU and memory. What a queue holds goes along when the queue moves in the tree.
+        if moved(t.q, x.queue) and not newer(t.v, x.version) then
+          charge_queue(u, t.q, t.c, -1)
+          charge_queue(u, x.queue, t.c, 1)
+          t.q = x.queue
+          put_task(u, uid, t)
+        end
         if newer(x.version, t.v) then
           if (x.charge.cpu or 0) ~= (t.c.cpu or 0) or (x.charge.mem or 0) ~= (t.c.mem or 0) then
             charge(u, t.n, t.c, -1)

@@ -179,3 +179,32 @@ def test_a_queue_that_is_its_own_ancestor_does_not_hang_the_leader() -> None:
     seen, _ = picture()
     seen.queue_list([queue("a", 1, "b"), queue("b", 2, "a"), queue("c", 3, "not-there")])
     assert {path.rsplit("/", 1)[-1] for path in seen.catalog.queues} == {"a", "b", "c"}
+
+
+def test_queues_change_under_what_waits_and_what_runs() -> None:
+    """A job object and a pod that wait follow their namespace; a pod that runs stays, but for its queue's own move."""
+    seen, _ = picture()
+    seen.queue_list([queue("org", 1), queue("a", 2, "org", ("team",)), queue("b", 3)])
+    role = {"name": "worker", "replicas": 2, "template": {"spec": {"containers": [{"name": "main"}]}}}
+    meta = {"name": "train", "namespace": "team", "uid": "j", "resourceVersion": "4"}
+    seen.job_event("ADDED", ENCODE({"metadata": meta, "spec": {"roles": [role]}}))
+    seen.pod_event("ADDED", pod("waits", 5))
+    seen.pod_event("ADDED", pod("runs", 6, "n1"))
+    seen.take()
+
+    seen.queue_event("MODIFIED", queue("a", 7, "org"))
+    seen.queue_event("MODIFIED", queue("b", 8, namespaces=("team",)))
+    changes = seen.take()
+    assert {key: hint.head.queue for key, hint in changes.hints.items()} == {
+        "job/team/train": "b",
+        "pod/team/waits": "b",
+    }
+    assert len(changes.hints["job/team/train"].tasks) == 2
+    assert not changes.bound
+
+    seen.queue_event("MODIFIED", queue("a", 9))
+    changes = seen.take()
+    assert changes.bound["uid-runs"].queue == "a"
+    assert not changes.hints
+    seen.pod_event("MODIFIED", pod("runs", 10, "n1", phase="Running"))
+    assert seen.take().bound["uid-runs"].queue == "a"
