@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import MessageSizeTooLargeError
 
 from bench.hostile import Generator, Headers, Hostile, headers_of
@@ -53,6 +54,12 @@ _ANSWERS: Final = {
     "NothingToCancel": "cancelled",
 }
 _GROUP: Final = "drystone-intake"
+ANOTHER: Final[dict[str, Any]] = {
+    "name": "team-b",
+    "topic": "drystone.jobs.team-b",
+    "namespaces": ["team-b"],
+    "queue": "team-b",
+}
 
 
 @dataclass(slots=True)
@@ -197,12 +204,10 @@ class Bombardment:
             await asyncio.sleep(CANARY_S)
 
     async def _answered(self) -> None:
-        quiet_since = time.monotonic()
-        while self.tally.unanswered or self.canaries.unanswered:
-            last = max(self.tally.answered_at, self.canaries.answered_at, quiet_since)
-            if time.monotonic() - last > SILENCE_S:
-                return
-            await asyncio.sleep(0.1)
+        for tally in (self.tally, self.canaries):
+            since = time.monotonic()
+            while tally.unanswered and time.monotonic() - max(since, tally.answered_at) < SILENCE_S:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
 
     async def _told(self) -> None:
         """A dead letter's sender is told by a status, which comes on another topic."""
@@ -309,11 +314,25 @@ async def run(events: int, seed: int, rate: float, *, report: Report) -> dict[st
         try:
             async with Load.of(info) as load:
                 await prepare(info, load, NODES)
-                async with Fleet(info, Path(scratch) / "fleet") as fleet:
+                await _another_tenant(info, load)
+                tenants = {"DRYSTONE_TENANTS": json.dumps([{"name": "default"}, ANOTHER])}
+                async with Fleet(info, Path(scratch) / "fleet", environment=tenants) as fleet:
                     await fleet.start()
                     return await _measure(info, load, fleet, events, seed, rate, report)
         finally:
             await asyncio.to_thread(stack.down)
+
+
+async def _another_tenant(info: StackInfo, load: Load) -> None:
+    """What it has is not for the tenant whose topic is bombarded."""
+    namespace: dict[str, object] = {"kind": "Namespace", "metadata": {"name": ANOTHER["namespaces"][0]}}
+    await load.create_all("/api/v1/namespaces", [{"apiVersion": "v1", **namespace}])
+    admin = AIOKafkaAdminClient(bootstrap_servers=info.kafka_bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(ANOTHER["topic"], JOBS.partitions, 1)])
+    finally:
+        await admin.close()
 
 
 async def _measure(

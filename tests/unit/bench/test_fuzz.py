@@ -6,6 +6,7 @@ import pytest
 
 from bench.fuzz import Tally, longest_gap
 from bench.hostile import Generator, Hostile, headers_of
+from libs.bus import envelope
 
 
 def event(id: str, partition: int = 0) -> Hostile:
@@ -70,3 +71,11 @@ def test_events_are_of_every_kind_and_within_what_the_topic_takes() -> None:
     good = [json.loads(e.value or b"") for e in events if e.kind == "good"]
     again = [json.loads(e.value or b"") for e in events if e.kind == "the same again"]
     assert all(body in good for body in again)
+
+
+def test_an_event_whose_id_can_be_read_has_the_id_that_its_answer_is_known_by() -> None:
+    generator = Generator("f", 5, 12)
+    for n in range(2000):
+        e = generator.next()
+        read = envelope.read("drystone.jobs", e.partition, n, e.key, e.value, e.headers)
+        assert read.fault or read.id == e.id, e
