@@ -30,6 +30,7 @@ from libs.engine.consolidate.movers import Movers
 from libs.engine.consolidate.plan import LIMITS, Limits, Moves, least, plan_moves
 from libs.engine.devices import NodeState
 from libs.engine.filters import CODE
+from libs.engine.rules.feasible import HOST
 from libs.engine.session import Session
 
 #: Nodes that are added to answer a question, at most.
@@ -206,7 +207,7 @@ def _lacks(used: int, asked: int, limit: int | None) -> int:
 
 def _more_nodes(session: Session, tasks: list[Task]) -> Iterator[MoreNodes]:
     """Per shape of nodes the fewest, with what fits now placed where it fits."""
-    if any(task.topology is not None and task.topology.required for task in tasks):
+    if any((task.topology is not None and task.topology.required) or _by_name(task) for task in tasks):
         return
     statement = session.statement()
     left: list[Task] = []
@@ -232,6 +233,13 @@ def _more_nodes(session: Session, tasks: list[Task]) -> Iterator[MoreNodes]:
         if count:
             model = like.models[like.index[0]] if like.index else ""
             yield MoreNodes(count, like.name, like.devices, model)
+
+
+def _by_name(task: Task) -> bool:
+    """Whether it asks for nodes by their names: a new one has another."""
+    terms = (task.rules.node if task.rules is not None else None) or ()
+    named = any(term.fields or any(part.key == HOST for part in term.labels) for term in terms)
+    return named or HOST in task.node_selector
 
 
 def _nodes_for(asks: list[Ask], like: NodeState) -> int:
