@@ -2,9 +2,9 @@
 replicas bring. Real processes on real Kafka partitions, Redis and API server.
 
 *Churn*: two replicas on a cluster held at a share of its GPUs; pods end at random (Poisson) and for each comes another
-of the same size. *Burst*: single pods created while the services stand still; from their going on to all bound. Plans
-and refusals are read off placement's own metrics; every plan here has one task, so that plans are the tasks that were
-taken and those that were refused.
+of the same size. *Burst*: single pods created while the services stand still; from their going on to all bound, with
+the first of the `candidates`. Plans and refusals are read off placement's own metrics; every plan here has one task,
+so that plans are the tasks that were taken and those that were refused.
 """
 
 from __future__ import annotations
@@ -180,12 +180,11 @@ async def run(
                             churns.append(await _churn(cluster, fleet, fill, seconds, rate, several))
                             report(str(churns[-1]))
                         await cluster.empty()
-                for several in candidates:
-                    for count in replicas:
-                        place = Path(scratch) / f"burst-{several}-{count}"
-                        async with _services(info, place, count, several) as fleet:
-                            bursts.append(await _bursts(load, fleet, pods, runs, count, several))
-                            report(str(bursts[-1]))
+                for count in replicas:
+                    place = Path(scratch) / f"burst-{count}"
+                    async with _services(info, place, count, candidates[0]) as fleet:
+                        bursts.append(await _bursts(load, fleet, pods, runs, count, candidates[0]))
+                        report(str(bursts[-1]))
         finally:
             await asyncio.to_thread(stack.down)
     return {"nodes": nodes, "rate": rate, "seconds": seconds, "churn": churns, "burst": bursts}
