@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from libs.domain.jobs import Wishes
+from libs.domain.resources import GpuRequest, Request
 from libs.engine.api import EngineConfig, PendingJob
 from libs.engine.core import PlacementEngine
 from libs.sim.lists import read_nodes, read_tasks
@@ -105,6 +107,40 @@ def growth(runs: int) -> dict[str, float]:
     return figures
 
 
+def moving(runs: int) -> dict[str, float]:
+    """A gang of 100 tasks with 8 GPUs each on 500 nodes of 8, each half full of tasks with one GPU in 300 sizes of CPU:
+    the plan that moves 400 of them."""
+    facts = _filled(500)
+    for at in range(2000):
+        cpu = 1000 + 10 * (at % 300)
+        wishes = Wishes(Request(cpu, 1024, GpuRequest(1)))
+        facts.running(f"r{at}", gpus=1, on=f"n{at % 500:05}", cpu=cpu, wishes=wishes, started=float(at))
+    took: list[float] = []
+    for _ in range(runs):
+        engine = _engine(facts, consolidate=True)
+        gc.collect()
+        ms, decisions = _timed(lambda engine=engine: engine.decide([gang("g", 100, gpus=8)], 1e6))  # type: ignore[misc]
+        if len(decisions[0].victims) != 400:
+            raise SystemExit(f"{len(decisions[0].victims)} moves instead of 400: the figure would mean nothing")
+        took.append(ms)
+    return {"ms": statistics.median(took), "moves": 400}
+
+
+def asking(runs: int) -> dict[str, float]:
+    """What would help a gang of 40 tasks with 8 GPUs each on the same cluster, in all ways."""
+    facts = _filled(500)
+    facts.running("r", gpus=5, count=500, started=1.0)
+    took: list[float] = []
+    for _ in range(runs):
+        engine = _engine(facts)
+        gc.collect()
+        ms, answer = _timed(lambda engine=engine: engine.what_if(gang("g", 40, gpus=8), 1e6))  # type: ignore[misc]
+        if answer.fits or not answer.nodes or not answer.request:
+            raise SystemExit("no answer: the figure would mean nothing")
+        took.append(ms)
+    return {"ms": statistics.median(took)}
+
+
 def memory(nodes: int) -> dict[str, float]:
     """Peak resident MiB of a process that holds so many nodes and has decided 2,000 pods of fifty classes."""
     done = subprocess.run(
@@ -155,6 +191,8 @@ def measure(runs: int) -> dict[str, Any]:
         refused.append(_timed(lambda engine=engine: engine.decide(low))[0])  # type: ignore[misc]
     figures["2000_refusals_on_1000_full_nodes"] = {"cold_ms": statistics.median(refused)}
 
+    figures["gang_by_400_moves_on_500_nodes"] = moving(runs)
+    figures["what_would_help_on_500_nodes"] = asking(runs)
     loads = [_timed(lambda: _engine(large))[0] for _ in range(runs)]
     figures["10000_nodes_told"] = {"ms": statistics.median(loads), "us_per_node": statistics.median(loads) / 10}
     figures["per_decision"] = growth(runs)
