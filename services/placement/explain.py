@@ -143,8 +143,8 @@ class Explainer:
     def _start(self, job: Job, position: int, now: float, wall: float) -> Start:
         if job.gathering is not None:
             return job.gathering.start
-        if position > _FRONT or job.evicting is not None:
-            return Start()
+        if position > _FRONT or job.evicting is not None or job.earmarks:
+            return Start()  # who has room coming needs no forecast, which costs a look at every node per task
         at, key, start = self._starts.get(job.head.queue, (float("-inf"), "", Start()))
         if key == job.head.key and now - at < _START_S:
             return start
