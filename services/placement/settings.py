@@ -20,7 +20,8 @@ class PlacementSettings(CommonSettings):
     placement_topology_levels: tuple[TopologyLevel, ...] = Field(default_factory=default_levels)
     #: GPUs that the table of precisions does not know, or knows otherwise, as JSON (docs/precision.md).
     placement_gpu_models: tuple[GpuModelEntry, ...] = ()
-    #: Draw among that many best nodes; above 1 where several replicas contend for a nearly full cluster.
+    #: Draw among that many best nodes: with several replicas fewer plans are refused and decided again, and the
+    #: packing is looser. Refusals are cheap, room is not.
     placement_candidates: int = Field(default=1, ge=1, le=64)
     #: Of the draw; the same seed draws the same. 0: by the replica's id, so that replicas draw differently.
     placement_seed: int = 0
