@@ -233,6 +233,14 @@ def test_over_share_elastic_jobs_shrink_before_anybody_is_evicted_for_a_share() 
     assert decision.rule == "shrink"
 
 
+def test_an_elastic_gang_that_shrinks_in_vain_is_reclaimed_as_a_whole() -> None:
+    facts = cluster().node("n", gpus=4).queue("a", deserves=0).queue("b", deserves=4)
+    facts.running("elastic", gpus=1, count=4, gang_min=3, queue="a", started=NOW - HOUR)
+    (decision,) = decide(facts, pod("back", gpus=4, queue="b"))
+    assert len(decision.victims) == 4
+    assert decision.rule == "reclaim"
+
+
 # -- protection --------------------------------------------------------------------------------------------------------
 
 

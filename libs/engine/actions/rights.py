@@ -226,7 +226,11 @@ class Tally:
         rights = self._rights
         added: dict[tuple[str, Side], list[int]] = {}
         pods: dict[str, int] = {}
-        for unit in more:
+        seen: set[str] = set()
+        for unit in sorted(more, key=len, reverse=True):
+            if unit[0].uid in seen:
+                continue  # a worker above its gang's minimum, and the whole gang goes
+            seen.update(task.uid for task in unit)
             for level, side, amount in self._claims(unit):
                 added.setdefault((level, side), []).append(amount)
             if unit[0].gang_min <= 1:
