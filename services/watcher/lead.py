@@ -58,8 +58,8 @@ CATALOG = frozenset({"priorityclasses", "queues", "podgroups"})
 _RECHECK_S = 60.0
 #: Reports of what is bound or gone leave at most this often.
 GATHER_S = 0.03
-#: Every so many half seconds the leader asks whether the ledger is still whole.
-_LOOK_EVERY = 4
+#: How often the leader asks whether the ledger is still whole.
+_LOOK_S = 1.0
 #: Every so many slow passes the topic's content is read and compared, even if nothing looks lost.
 _READ_TOPIC_EVERY = 10
 
@@ -104,6 +104,7 @@ class Leadership:
         self._compared_at = -_READ_TOPIC_EVERY
         self._passes = 0
         self._arrived_at: float | None = None
+        self._generation = 0
         self._mark = 0
         self._sweep = False
         self._rebuilding = False
@@ -119,6 +120,7 @@ class Leadership:
                 tasks.create_task(never_ends(self._reflect(name), f"watch {name}"), name=f"watch {name}")
             tasks.create_task(never_ends(self._report(), "report"), name="report")
             tasks.create_task(never_ends(self._slow_pass(), "slow pass"), name="slow pass")
+            tasks.create_task(never_ends(self._still_whole(), "still whole"), name="still whole")
             tasks.create_task(never_ends(self._tell_history(), "history"), name="history")
             tasks.create_task(never_ends(self._keep(), "queue statuses"), name="queue statuses")
 
@@ -145,6 +147,7 @@ class Leadership:
             metrics.REBUILDS.inc()
             state = await self._ledger.begin_rebuild(self._term)
             log.info("rebuilding the ledger", generation=state.generation)
+        self._generation = state.generation
 
     async def _wait_out(self) -> None:
         """Before pods are listed; whatever no write of ours changes is listed meanwhile."""
@@ -336,11 +339,9 @@ class Leadership:
         await self._first.wait()
         await self._compare_with_topic()
         while True:
-            for n in range(max(1, int(self._settings.slow_pass_s / 0.5))):
+            for _ in range(max(1, int(self._settings.slow_pass_s / 0.5))):
                 await self._clock.sleep(0.5)
                 await self._emitter.flush()
-                if n % _LOOK_EVERY == 0:
-                    await self._still_whole()
             try:
                 self._mark = await self._ledger.mark()
             except LedgerUnavailable as fault:
@@ -357,14 +358,18 @@ class Leadership:
                 await self._compare_with_topic()
 
     async def _still_whole(self) -> None:
-        """Where nothing happens nobody else would notice that the ledger was lost, and the next pod would wait."""
-        try:
-            state = await self._ledger.state()
-        except LedgerUnavailable as fault:
-            log.warning("ledger unavailable", fault=str(fault))
-            return
-        if not state.whole:
-            raise LedgerLost(f"generation {state.generation} is not whole")
+        """Where nothing happens nobody else would notice that the ledger was lost, and the next pod would wait; where
+        much happens, reports may be held up by the broker."""
+        await self._first.wait()
+        while True:
+            await self._clock.sleep(_LOOK_S)
+            try:
+                state = await self._ledger.state()
+            except LedgerUnavailable as fault:
+                log.warning("ledger unavailable", fault=str(fault))
+                continue
+            if not state.whole or state.generation != self._generation:
+                raise LedgerLost(f"generation {state.generation}, whole: {state.whole}; ours is {self._generation}")
 
     def _looks_lost(self) -> bool:
         return not self._emitter.dirty and len(self._emitter.acknowledged) != len(self.picture.fact_keys())
@@ -383,4 +388,4 @@ def _ignored(pod: PodView, note: str) -> None:
 
 
 class LedgerLost(Exception):
-    """The ledger is not whole although it was: it has to be rebuilt."""
+    """The ledger is not what we loaded: it may have to be rebuilt."""
