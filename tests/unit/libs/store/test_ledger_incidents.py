@@ -419,3 +419,28 @@ async def test_an_earmark_that_relied_on_a_victims_part_of_the_limit_ends_with_t
     assert (await scene.use())[1]["q"].gpu_milli == 1000
     await scene.ledger.unmark("e", ["low"], scene.generation)
     assert (await scene.use())[1]["q"].gpu_milli == 500
+
+
+async def test_what_a_release_without_models_left_behind_sinks_with_the_queue(scene: Scene) -> None:
+    """It ended charges of models without taking them off: too much is counted, never above all the queue uses."""
+    await scene.ledger.nodes_seen([modelled("A100", "A100", version="11")], TERM)
+    await scene.running("t1", 0)
+    await scene.running("t2", 1)
+    record = (await scene.use())[1]["q"]
+    left = msgspec.json.encode({**msgspec.to_builtins(record), "models": {"A100": 5000, "H100": 3000}})
+    await scene.ledger._client.hset("{drystone}:nodes", "q:q", left)
+    await scene.ledger.tasks_gone(["t1"], TERM)
+    assert (await scene.use())[1]["q"].models == {"A100": 1000, "H100": 1000}
+    await scene.ledger.tasks_gone(["t2"], TERM)
+    assert "q" not in (await scene.use())[1]
+
+
+async def test_a_queue_that_moves_in_the_tree_takes_its_tasks_along(scene: Scene) -> None:
+    await scene.ledger.tasks_seen([TaskSeen("t1", "5", "n1", gpus(0), queue="org/team")], TERM)
+    await scene.ledger.tasks_seen([TaskSeen("t1", "5", "n1", gpus(0), queue="lab/team")], TERM)
+    uses = (await scene.use())[1]
+    assert {path: use.gpu_milli for path, use in uses.items() if use.gpu_milli} == {"lab": 1000, "lab/team": 1000}
+    # Another name is another queue: an annotation edited later moves nothing.
+    await scene.ledger.tasks_seen([TaskSeen("t1", "6", "n1", gpus(0), queue="lab/other")], TERM)
+    await scene.ledger.tasks_gone(["t1"], TERM)
+    assert not any(use.gpu_milli for use in (await scene.use())[1].values())
