@@ -95,7 +95,9 @@ class Drystone(Base):
         gpu = nodes.gpu_free - usable.asked_many(ask, nodes.main)
         off = _imbalance(nodes.cpu - ask.cpu, np.maximum(nodes.cap_cpu, 1), gpu, np.maximum(nodes.gpu_cap, 1))
         off = np.where(nodes.gpu_cap > 0, off, 0)
-        scores: Ints = np.clip(self.ceiling + (lost >> _SHIFT) - off, 0, self.ceiling)
+        scores: Ints = self.ceiling + (lost >> _SHIFT) - off
+        np.maximum(scores, 0, out=scores)
+        np.minimum(scores, self.ceiling, out=scores)
         return scores
 
     def choose(self, node: NodeState, ask: Ask) -> tuple[GpuGrant, ...] | None:
