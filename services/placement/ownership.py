@@ -9,7 +9,7 @@ same list every slow pass repairs whatever lost hints left behind, so a lost mes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 
 import structlog
@@ -78,6 +78,8 @@ class Ownership:
         self._reopen = False
         self._retake_at = 0.0
         self._last_list = float("-inf")
+        #: Partitions whose jobs were listed and that have been ours since.
+        self._listed: set[int] = set()
 
     # -- called by others ---------------------------------------------------------------------------------------------
 
@@ -85,6 +87,7 @@ class Ownership:
         """Called before reading goes on. Losing takes effect at once; gaining begins with a take-over."""
         for _, partition in lost:
             self._state.lose(partition)
+            self._listed.discard(partition)
         self.owned = (self.owned - {p for _, p in lost}) | {p for _, p in gained}
         self._state.view.begin_at(begins_at(self.owned, self._partitions))
         self._follow(self.owned)
@@ -98,6 +101,7 @@ class Ownership:
             self._reopen = True
         else:
             self._state.active.discard(partition)
+            self._listed.discard(partition)
             self._retake_at = self._clock.monotonic() + 1.0
         self._changed.set()
 
@@ -219,8 +223,20 @@ class Ownership:
                 writing=len(answer.writing),
                 evictions=len(answer.evictions),
             )
-        await self._look(frozenset(taken), repair=False)
-        for partition in taken:
+        # Nobody else has owned these meanwhile: what waits in them is known, and what was missed is found right after.
+        known = [partition for partition in taken if partition in self._listed]
+        self._activate(known)
+        if known:
+            self._last_list = float("-inf")
+        rest = [partition for partition in taken if partition not in self._listed]
+        if rest:
+            await self._look(frozenset(rest), repair=False)
+            self._activate(rest)
+            self._listed.update(p for p in rest if p in self._state.active)
+
+    def _activate(self, partitions: Collection[int]) -> None:
+        state = self._state
+        for partition in partitions:
             if partition in self.owned and not self._reopen:
                 state.active.add(partition)
                 for job in state.pending.of_partition(partition):
