@@ -61,6 +61,7 @@ class Books(RuleBasedStateMachine):
         self.bound: dict[str, tuple[str, Charge, str]] = {}  # uid -> node, charge, queue
         self.evictions: dict[str, EvictionPlan] = {}
         self.marked: dict[str, str] = {}  # uid -> eviction plan
+        self.gatherers: dict[str, str] = {}  # queue -> eviction plan that gathers for it
         self.version = 1
         #: What a queue may hold at the most, by (queue, "" for all GPUs or a model): its limit, or what it held above
         #: that when the limit was lowered, as far as it still does.
@@ -243,6 +244,24 @@ class Books(RuleBasedStateMachine):
             self.evictions[plan.id] = plan
             self.marked[uid] = plan.id
 
+    @rule(work=works, queue=st.sampled_from(QUEUES), age=st.integers(0, 3))
+    def gathers(self, work: list[tuple[str, Charge]], queue: str, age: int) -> None:
+        """One gatherer per queue: the one of the lesser place, which another of its queue ends."""
+        p = self.plan(work, queue, True)
+        plan = EvictionPlan(
+            p.id, p.job, "", "d", queue, 0, self.epoch, self.generation, 1, victims=(), assignments=p.assignments,
+            gather_s=600, place=(1, 0, float(age), p.job),
+        )  # fmt: skip
+        (answer,) = self.run(self.ledger.commit_evictions([plan]))
+        known = self.evictions.get(self.gatherers.get(queue, ""))
+        if not answer.taken:
+            return
+        if known is not None:
+            assert plan.place < known.place
+            del self.evictions[known.id]
+        self.evictions[plan.id] = plan
+        self.gatherers[queue] = plan.id
+
     @precondition(lambda self: self.evictions)
     @rule(pick=picks, how=st.sampled_from(("commit", "drop", "unmark")))
     def eviction_ends(self, pick: int, how: str) -> None:
@@ -251,7 +270,7 @@ class Books(RuleBasedStateMachine):
             p = self.plan([(a.node, a.charge) for a in e.assignments], e.queue, True, e.job)
             (answer,) = self.run(self.ledger.commit([p]))
             if answer.taken:
-                self.claims[p.assignments[0].claim] = (p, p.assignments[0], "planned")
+                self.claims |= {a.claim: (p, a, "planned") for a in p.assignments}
                 del self.evictions[e.id]
         elif how == "drop":
             self.run(self.ledger.drop(e.job, [a.claim for a in e.assignments], self.generation))
@@ -296,6 +315,13 @@ class Books(RuleBasedStateMachine):
                         leaving[path, model] += amount
         told = {(p, m): n for p, q in queues.items() for m, n in {"": q.gpu_milli, **q.models}.items()}
         assert +Counter(told) == +milli
+        # What gatherers aim at counts as used at once, whatever the limit.
+        for plan in (self.evictions[e] for e in self.gatherers.values() if e in self.evictions):
+            for path in ancestors(plan.queue):
+                for h in holders:
+                    if h.state in ("earmark", "pending") and h.job == plan.job:
+                        for model, amount in {"": h.charge.gpu_milli, **h.models}.items():
+                            leaving[path, model] += amount
         # Marked victims' shares are credited to who they yield to; nothing else may stand over a limit.
         for (path, model), limit in self.limits.items():
             held = milli[path, model]
