@@ -1,8 +1,10 @@
 """Laws of moving running tasks so that a waiting job fits, on any small cluster; and a search through all plans there
 are, by a model of its own, that finds no shorter one."""
 
+from collections import Counter
 from itertools import combinations
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,3 +210,47 @@ def test_a_gang_gets_in_by_moves_of_which_none_is_superfluous(sizes, tasks, seed
         left = [PendingJob(JobHead(other.uid, "t", "team"), (names.as_task(other),)) for other in others]
         came = [bool(engine.decide([one])[0].placements) for one in (job, *left)]
         assert not all(came), f"{move.pod.name} could have stayed"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    SIZES, st.lists(WHOLE_TASK, min_size=3, max_size=9), st.integers(0, 100), st.lists(st.integers(2, 4), max_size=3)
+)
+def test_whoever_moves_finds_room_and_nobody_is_moved_to_and_fro(sizes, tasks, seed, wishes):
+    """Jobs wait, tasks move for them, come again as new pods and are placed like any other, all in one line."""
+    facts = facts_of(sizes, tasks, seed)
+    waiting = [pod(f"new{i}", gpus=gpus, cpu=500, mem=100, created=float(i)) for i, gpus in enumerate(wishes)]
+    origin: dict[str, str] = {}
+    moves: Counter[str] = Counter()
+    now = 10_000.0
+    for step in range(12):
+        engine = facts.into(PlacementEngine(EngineConfig(consolidate=True, consolidate_after_s=600.0)))
+        decisions = engine.decide(waiting, now + step)
+        again: list[PendingJob] = []
+        for job, decision in zip(waiting, decisions, strict=True):
+            gone = {victim.uid for victim in decision.victims}
+            assert decision.rule == "consolidate" or not gone
+            for task in [task for task in facts.pods if task.uid in gone]:
+                name = origin.get(task.name, task.name)
+                moves[name] += 1
+                fresh = pod(f"{name}+{step}", created=now + step)
+                origin[fresh.tasks[0].name] = name
+                asked = msgspec.structs.replace(fresh.tasks[0], request=task.wishes.request)
+                again.append(msgspec.structs.replace(fresh, tasks=(asked,)))
+            facts = without(facts, gone)
+            for placement in decision.placements:
+                task = placement.task
+                facts.used(placement.node, placement.charge)
+                facts.pods.append(
+                    RunningTask(task.id, task.name, "team", placement.node, job.head.key, "default", 0,
+                                placement.charge, True, started=now + step, wishes=Wishes(task.request))
+                )  # fmt: skip
+        placed = {job.head.key for job, decision in zip(waiting, decisions, strict=True) if decision.placements}
+        assert not overfull(facts)
+        waiting = [job for job in waiting if job.head.key not in placed] + again
+        if not again and not placed:
+            break
+    else:
+        raise AssertionError("it never settles")
+    assert all(count == 1 for count in moves.values())
+    assert not [job for job in waiting if job.tasks[0].name in origin], "who moved for somebody waits"
