@@ -38,6 +38,7 @@ class Seen:
 
     accepted: float
     bound: float = 0.0
+    gone: bool = False
 
     @property
     def wait(self) -> float:
@@ -69,7 +70,7 @@ class Steady:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            tasks.create_task(follow(self.kube, f"run={self.name}", self._look, self.owners.gone), name="bindings")
+            tasks.create_task(follow(self.kube, f"run={self.name}", self._look, self._gone), name="bindings")
             tasks.create_task(self._remove(), name="remove")
             tasks.create_task(self._make(), name="make")
 
@@ -79,8 +80,8 @@ class Steady:
         return self._unbound
 
     def forget(self, before: float) -> None:
-        """Forget what was bound before this time."""
-        self.pods = {name: pod for name, pod in self.pods.items() if not 0 < pod.bound < before}
+        """Forget those that are gone and were bound before this time."""
+        self.pods = {name: pod for name, pod in self.pods.items() if not (pod.gone and pod.bound < before)}
 
     async def quiet(self, for_s: float, late_s: float, limit_s: float) -> bool:
         """Wait until for so long no pod has been unbound for longer than `late_s`; False after the limit."""
@@ -154,6 +155,11 @@ class Steady:
             self._leaving.append((seen.bound + self.life_s, pod.metadata.name))
             self.owners.promised(pod)
 
+    def _gone(self, name: str) -> None:
+        self.owners.gone(name)
+        if name in self.pods:
+            self.pods[name].gone = True
+
 
 class Owners:
     """Whole devices, each with one owner from the moment it is bound until it is gone."""
@@ -166,6 +172,8 @@ class Owners:
 
     def promised(self, pod: Pod) -> None:
         name = pod.metadata.name
+        if name in self._owned:
+            return
         for index in filter(None, pod.metadata.annotations.get(keys.GPUS, "").split(",")):
             device = (pod.spec.nodeName, index)
             other = self._owner.setdefault(device, name)

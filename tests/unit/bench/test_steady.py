@@ -131,12 +131,25 @@ def pod(name: str, devices: str) -> Pod:
 def test_a_device_with_two_owners_is_noticed_until_the_first_is_gone():
     owners = Owners()
     owners.promised(pod("a", "0,3"))
+    owners.promised(pod("a", "0,3"))
     owners.promised(pod("b", "1"))
     owners.promised(pod("c", "3"))
     assert owners.twice == ["device promised twice: node-1/3, a and c"]
     owners.gone("a")
     owners.promised(pod("d", "0"))
     assert len(owners.twice) == 1
+
+
+def test_a_pod_that_leaves_slowly_is_not_taken_for_a_new_one():
+    steady = Steady(Moody(), rate=1.0)
+    steady._look(pod("a", "0"))
+    bound = steady.pods["a"].bound
+    steady.forget(bound + 60.0)
+    steady._look(pod("a", "0"))
+    assert steady.pods["a"].bound == bound
+    steady._gone("a")
+    steady.forget(bound + 60.0)
+    assert steady.pods == {}
 
 
 async def test_a_creator_that_is_held_back_says_so():
