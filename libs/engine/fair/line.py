@@ -83,6 +83,9 @@ class Line(Generic[K]):
         leaf = self._node(path)
         self._pushed += 1
         heapq.heappush(leaf.jobs, (order, self._pushed, entry))
+        if len(leaf.jobs) > 2 * len(self._entries) + 64:
+            leaf.jobs = [one for one in leaf.jobs if self._entries.get(one[2].key) is one[2]]
+            heapq.heapify(leaf.jobs)
         if leaf.jobs[0][2] is entry:
             self._stir(path)
 
@@ -187,6 +190,9 @@ class Line(Generic[K]):
                 if child.head is not None:
                     rank = self._rank(child, child.head) if compared else (0.0, 0.0, child.head.order)
                     heapq.heappush(node.heap, (rank, child.stamp, child))
+        if len(node.heap) > 2 * len(node.children) + 64:
+            node.heap = [entry for entry in node.heap if entry[1] == entry[2].stamp]
+            heapq.heapify(node.heap)
         heap = node.heap
         while heap and heap[0][1] != heap[0][2].stamp:
             heapq.heappop(heap)

@@ -129,3 +129,15 @@ def test_the_order_does_not_depend_on_who_lined_up_first_and_no_queue_below_its_
                 above = used[top] >= deserved[top]
                 below = used[other_top] < deserved[other_top]
                 assert not (above and below), f"{other_top} waits behind {top}"
+
+
+def test_nothing_is_kept_of_those_who_left_and_of_what_changed() -> None:
+    line: Line[str] = Line(told({}, {"a": 4, "b": 4}))
+    line.put("first", "a", (0,), ask(1))
+    line.put("stays", "b", (1,), ask(1))
+    for n in range(1, 3000):
+        line.put(f"j{n}", "b", (n + 1,), ask(1))
+        line.discard(f"j{n}")
+        line.touched(["b"])
+        assert line.head() is not None
+    assert len(line._nodes["b"].jobs) < 200 and len(line._root.heap) < 200
