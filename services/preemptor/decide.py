@@ -31,6 +31,8 @@ class Target(msgspec.Struct, frozen=True):
     guarded: bool
     budgets: tuple[PdbFact, ...] = ()
     annotations: dict[str, str] = {}
+    #: It was said on the pod that it goes.
+    announced: bool = False
 
 
 def left_already(victim: Victim, pod: PodView | None) -> bool:
@@ -38,9 +40,9 @@ def left_already(victim: Victim, pod: PodView | None) -> bool:
     return pod is None or pod.uid != victim.uid or pod.ended or pod.terminating
 
 
-def aim(victim: Victim, pod: PodView, budgets: Iterable[PdbFact]) -> Target:
+def aim(victim: Victim, pod: PodView, budgets: Iterable[PdbFact], *, announced: bool = False) -> Target:
     guards = tuple(b for b in budgets if b.namespace == victim.namespace and selects(b, pod.labels))
-    return Target(victim, victim.guarded or bool(guards), guards, pod.annotations)
+    return Target(victim, victim.guarded or bool(guards), guards, pod.annotations, announced)
 
 
 def selects(budget: PdbFact, labels: Mapping[str, str]) -> bool:

@@ -75,9 +75,9 @@ class Evictor:
             # Without these the room may not suffice; the others would go in vain.
             refused = {**lost, **{v.uid: "another victim of the plan is not to be had" for v in here}}
             return await self._end(plan, left, refused)
-        targets, unread = await self._look(here, left)
+        targets, unread = await self._look(plan, here, left)
         if unread:
-            return await self._end(plan, left, {v.uid: unread for v in here if v.uid not in left})
+            return await self._end(plan, left, {v.uid: unread for v in here if v.uid not in left}, targets)
         return await self._evict(plan, targets, left)
 
     async def _evict(self, plan: EvictionPlan, targets: Sequence[Target], left: list[str]) -> EvictionOutcome:
@@ -86,9 +86,10 @@ class Evictor:
         free = [t for t in ordered if not t.guarded]
         refused = await self._rehearse(guarded) if guarded else {}
         if refused:
-            return await self._end(plan, left, _all_refused(ordered, refused, left))
+            return await self._end(plan, left, _all_refused(ordered, refused, left), targets)
         until = {t.victim.uid: self._notices.until(plan, t) for t in ordered}
         await asyncio.gather(*(self._notices.announce(plan, t, until[t.victim.uid]) for t in ordered))
+        told = [msgspec.structs.replace(t, announced=True) for t in ordered]
         if max(until.values(), default=0.0) > self._clock.wall():
             refused = await self._after_notice(plan, ordered, until, left)
             guarded = [t for t in guarded if t.victim.uid not in left]
@@ -98,8 +99,8 @@ class Evictor:
         if not refused:
             refused = await self._all(guarded, left)
         if not refused:
-            return await self._end(plan, left, await self._all(free, left), ordered)
-        return await self._end(plan, left, _all_refused(ordered, refused, left), ordered)
+            return await self._end(plan, left, await self._all(free, left), told)
+        return await self._end(plan, left, _all_refused(ordered, refused, left), told)
 
     async def _after_notice(
         self, plan: EvictionPlan, targets: Sequence[Target], until: dict[str, float], left: list[str]
@@ -119,18 +120,37 @@ class Evictor:
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
-    async def _look(self, victims: Sequence[Victim], left: list[str]) -> tuple[list[Target], str]:
+    async def _look(self, plan: EvictionPlan, victims: Sequence[Victim], left: list[str]) -> tuple[list[Target], str]:
         """Those that are still there; who left by itself is noted in `left`. Fails as a whole, with a reason."""
-        pods = await asyncio.gather(*(self._read(v) for v in victims))
+        seen = await asyncio.gather(*(self._meet(plan, v) for v in victims))
         targets: list[Target] = []
-        for victim, pod in zip(victims, pods, strict=True):
+        unread = ""
+        for victim, (pod, announced) in zip(victims, seen, strict=True):
             if isinstance(pod, str):
-                return [], pod
-            if pod is None or decide.left_already(victim, pod):
+                unread = unread or pod
+            elif pod is None or decide.left_already(victim, pod):
                 left.append(victim.uid)
             else:
-                targets.append(decide.aim(victim, pod, self._budgets.of(victim.namespace)))
-        return targets, ""
+                budgets = self._budgets.of(victim.namespace)
+                targets.append(decide.aim(victim, pod, budgets, announced=announced))
+        return targets, unread
+
+    async def _meet(self, plan: EvictionPlan, victim: Victim) -> tuple[PodView | str | None, bool]:
+        """The pod as `_read` tells, and whether it was told that it goes. Whom no budget guards, as far as placement
+        knows, is told and read by one call."""
+        if not victim.guarded:
+            answer = await self._notices.greet(plan, victim)
+            match decide.after_evict(answer):
+                case Step.GONE:
+                    return None, False
+                case Step.ACCEPTED:
+                    try:
+                        return parse_pod(answer.body), True
+                    except msgspec.MsgspecError as error:
+                        return f"the pod cannot be read: {error}", True
+                case _:
+                    pass
+        return await self._read(victim), False
 
     async def _read(self, victim: Victim) -> PodView | str | None:
         """The pod, None where there is none, or why that cannot be learned."""
@@ -266,7 +286,7 @@ class Evictor:
         self, plan: EvictionPlan, left: Sequence[str], refused: dict[str, str], announced: Sequence[Target] = ()
     ) -> EvictionOutcome:
         if refused:
-            await self._notices.withdraw([t for t in announced if t.victim.uid in refused])
+            await self._notices.withdraw([t for t in announced if t.announced and t.victim.uid in refused])
             await self._ledgered(lambda: self._ledger.unmark(plan.id, list(refused), plan.generation))
             log.info("eviction refused", plan=plan.id, job=plan.job, refused=refused, cause=plan.cause)
         metrics.EVICTIONS.labels(rule=plan.rule, outcome="evicted").inc(len(left))

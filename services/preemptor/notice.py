@@ -63,12 +63,21 @@ class Notices:
         return min(told, now + pause) if told is not None else now + pause
 
     async def announce(self, plan: EvictionPlan, target: Target, until: float) -> None:
-        """Say on the pod why it goes, as kube-scheduler does (job controllers tell a disruption from a failure by it),
-        and when. Best effort; the eviction does not wait for a second try."""
+        """Say on the pod why it goes, and when. Best effort; the eviction does not wait for a second try."""
         if told_until(target.annotations, plan.id) is not None:
             return
-        annotations = {keys.EVICT_AT: when(until), keys.EVICT_PLAN: plan.id} if until > self._clock.wall() else {}
-        await self._patch(target.victim, "True", f"drystone: evicted for {plan.job} ({plan.rule})", annotations)
+        if until > self._clock.wall():
+            await self._tell(plan, target.victim, {keys.EVICT_AT: when(until), keys.EVICT_PLAN: plan.id})
+        elif not target.announced:
+            await self._tell(plan, target.victim, {})
+
+    async def greet(self, plan: EvictionPlan, victim: Victim) -> Answer:
+        """Say why it goes to a pod that was not read yet: the answer has the pod."""
+        return await self._tell(plan, victim, {})
+
+    async def _tell(self, plan: EvictionPlan, victim: Victim, annotations: Mapping[str, str | None]) -> Answer:
+        """As kube-scheduler does: job controllers tell a disruption from a failure by it."""
+        return await self._patch(victim, "True", f"drystone: evicted for {plan.job} ({plan.rule})", annotations)
 
     async def passed(self, target: Target, until: float) -> bool:
         """Wait for the notice to pass. False: the victim left meanwhile."""
@@ -90,8 +99,8 @@ class Notices:
         annotations = {keys.EVICT_AT: None, keys.EVICT_PLAN: None, keys.EVICT_ACK: None}
         await asyncio.gather(*(self._patch(t.victim, "False", "drystone: not evicted", annotations) for t in victims))
 
-    async def _patch(self, victim: Victim, status: str, message: str, annotations: Mapping[str, str | None]) -> None:
-        await self._call(
+    async def _patch(self, victim: Victim, status: str, message: str, annotations: Mapping[str, str | None]) -> Answer:
+        return await self._call(
             "condition",
             lambda: writes.patch_pod_condition(
                 self._kube,

@@ -346,3 +346,26 @@ async def test_a_final_refusal_takes_the_marks_back(world):
     assert "no" in outcome.refused[low.uid]
     assert not world.leaving(low)
     assert await world.earmarks_after(low) == 0
+
+
+async def test_whom_no_budget_guards_costs_two_calls(world):
+    """A word on the pod, whose answer is the pod, and its deletion."""
+    victims = [await world.running(f"low-{n}", n) for n in range(4)]
+    async with world.preemptor():
+        await world.send(await world.plan(*victims, gpus=(0, 1, 2, 3)))
+        outcome = await world.outcome()
+    assert len(outcome.evicted) == 4
+    assert sum(world.kube.served.values()) == 8
+
+
+async def test_a_budget_that_placement_did_not_know_of_is_kept_and_what_was_said_is_taken_back(world):
+    await world.budget("web", allowed=0)
+    guarded = msgspec.structs.replace(await world.running("guarded", 0, app="web"), guarded=False)
+    free = await world.running("free", 1)
+    async with world.preemptor():
+        await world.send(await world.plan(guarded, free, gpus=(0, 1)))
+        outcome = await world.outcome()
+    assert not outcome.evicted
+    assert not world.leaving(guarded)
+    assert not world.leaving(free)
+    assert (world.disruption("guarded"), world.disruption("free")) == ("False", "False")
