@@ -19,7 +19,7 @@ import yaml
 from cli.access import kafka as kafka_as_caller
 from cli.access import kubeconfig_path, own_namespace, refused, with_cluster
 from cli.errors import CommandError
-from cli.jobview import Group, find, groups_of, place_of
+from cli.jobview import Group, Place, find, groups_of, place_of
 from cli.out import say, show
 from libs.bus.entry import account, why_not
 from libs.bus.kafka import KafkaBus
@@ -146,6 +146,13 @@ def why(job: str, *, namespace: str = "", kubeconfig: Path | None = None, as_jso
     if group.waits and not group.reason:
         say("  nothing has been said about it yet: it was just created, or no Drystone decides here")
     return 0
+
+
+def in_line(queue: str, kubeconfig: Path | None = None) -> list[tuple[Group, Place]]:
+    """Who waits in a queue, as far as placement has said so, the first first."""
+    groups = with_cluster(kubeconfig, lambda kube, own: _groups(kube, "", own))
+    told = [(g, place) for g in groups if (place := place_of(g.message)) is not None and place.queue == queue]
+    return sorted(told, key=lambda one: (one[1].position, one[0].title))
 
 
 # --- submit -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ import msgspec
 
 from cli.access import with_cluster
 from cli.errors import CommandError
+from cli.jobs import in_line
 from cli.out import say, show
 from libs.domain import keys
 from libs.kube import queues, writes
@@ -30,6 +32,8 @@ SHORT: Final = {"gpu": keys.GPU_RESOURCE, "mem": "memory"}
 #: Of a status' history, by name of the resource.
 _PAST: Final = {keys.GPU_RESOURCE: "gpuMilliSeconds", "cpu": "cpuMilliSeconds", "memory": "memoryMibSeconds"}
 _SEEN_S: Final = 300
+#: Of those who wait, so many are named.
+_FIRST: Final = 5
 
 
 class Row:
@@ -87,8 +91,12 @@ def queue(path: str = "", *, resource: str = "gpu", kubeconfig: Path | None = No
     rows = with_cluster(kubeconfig, lambda kube, _own: _rows(kube))
     if path:
         rows = _below(rows, path)
+    waiting = in_line(rows[0].path, kubeconfig) if path else []
     if as_json:
-        show([row.json() for row in rows])
+        said = [row.json() for row in rows]
+        if path:
+            said[0]["line"] = [{"job": group.title, **asdict(place)} for group, place in waiting]
+        show(said)
         return 0
     if not rows:
         say("no queues")
@@ -97,6 +105,8 @@ def queue(path: str = "", *, resource: str = "gpu", kubeconfig: Path | None = No
     _table(rows, name)
     if path:
         _details(rows[0])
+        for group, place in waiting[:_FIRST]:
+            say(f"waits: {group.title}: {place.text}")
     return 0
 
 

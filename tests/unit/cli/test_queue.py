@@ -117,3 +117,26 @@ def test_json_has_all_of_it(tree: EmbeddedCluster, capsys: pytest.CaptureFixture
 def test_nothing_and_nobody(server: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert queue() == 0
     assert capsys.readouterr().out == "no queues\n"
+
+
+def test_who_waits_in_the_queue_is_named_by_place_as_placement_said_it(
+    tree: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, place, at in (("late", "2nd", 9), ("early", "1st", 5), ("other", "1st", 1)):
+        queue_ = "org/vision" if name == "other" else "org/speech"
+        said = f"0/3 nodes fit. {place} of 2 waiting in queue {queue_} (about {at}th of all); expected start: unknown"
+        body = {
+            "metadata": {"name": name, "namespace": "team-s"},
+            "spec": {"schedulerName": "drystone", "containers": [{"name": "c", "image": "i"}]},
+        }
+        assert tree.call_now("POST", writes.pods_path("team-s"), json.dumps(body).encode()).ok
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+        status = json.dumps({"status": {"conditions": [condition]}}).encode()
+        path = writes.pods_path("team-s", name, "status")
+        assert tree.call_now("PATCH", path, status, content_type=writes.MERGE).ok
+    assert queue("speech") == 0
+    waits = [line for line in capsys.readouterr().out.splitlines() if line.startswith("waits:")]
+    assert [line.split()[1] for line in waits] == ["team-s/early:", "team-s/late:"]
+    assert queue("org/speech", as_json=True) == 0
+    (speech,) = json.loads(capsys.readouterr().out)
+    assert [(one["job"], one["position"]) for one in speech["line"]] == [("team-s/early", 1), ("team-s/late", 2)]
