@@ -219,7 +219,10 @@ class Row:
             "within": max(counted) <= scenario.limit_s,
             "lost": sum(r.lost for r in self.measured),
             "problems": self.problems,
-            "each": [r.summary() for r in self.measured],
+            "each": [
+                {**r.summary(), **({"back_s": round(self.back[n], 2)} if self.back else {})}
+                for n, r in enumerate(self.measured)
+            ],
         }
 
 
