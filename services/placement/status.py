@@ -13,14 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 
 from libs.contracts.events import JobStatus
 from libs.domain.jobs import Phase
 from libs.domain.line import Turn
+from libs.domain.nodes import newer
 from libs.domain.verdicts import Kind, Verdict
 from libs.kube import writes
 from libs.kube.outcomes import Outcome, classify, why
+from libs.kube.pods import parse_pod
 from libs.kube.port import Answer, Kube
 from libs.kube.trainingjobs import TrainingJobStatus
 from libs.runtime.clock import Clock
@@ -49,6 +52,7 @@ class PodWords:
     reason: str
     message: str
     urgent: bool
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,7 @@ class Teller:
                 continue
             job.conditions[task.id] = text
             job.conditions_at = now
-            self.write(PodWords(task.namespace, task.name, task.id, reason, message, urgent))
+            self.write(PodWords(task.namespace, task.name, task.id, reason, message, urgent, job.head.key))
 
     def _worth(self, known: str, reason: str, message: str, age_s: float) -> bool:
         """Another reason is news at once; other figures only after a while."""
@@ -226,7 +230,11 @@ class Teller:
     async def _write(self, words_: PodWords | ObjectWords) -> None:
         pause = 0.2
         for _ in range(_TRIES):
+            if isinstance(words_, PodWords) and self._claimed(words_):
+                return  # it waits no more, and a write now would be in the way of its binding
             answer = await self._send(words_)
+            if answer.ok and isinstance(words_, PodWords):
+                self._written(words_, answer)
             kind = "pod" if isinstance(words_, PodWords) else "job"
             outcome = classify(answer)
             measures.STATUS_WRITES.labels(kind, outcome.value).inc()
@@ -236,6 +244,23 @@ class Teller:
                 return
             await self._clock.sleep(max(pause, answer.retry_after_s or 0.0))
             pause = min(pause * 2, 5.0)
+
+    def _claimed(self, words_: PodWords) -> bool:
+        job = self._state.pending.jobs.get(words_.job)
+        return job is not None and words_.uid in job.claims
+
+    def _written(self, words_: PodWords, answer: Answer) -> None:
+        """Our own write made a new version of the pod: bound by an older one it would be refused and read again."""
+        job = self._state.pending.jobs.get(words_.job)
+        task = job.tasks.get(words_.uid) if job is not None else None
+        if job is None or task is None or words_.uid in job.claims:
+            return
+        try:
+            pod = parse_pod(answer.body)
+        except msgspec.MsgspecError:
+            return
+        if pod.uid == words_.uid and newer(pod.version, task.version):
+            job.tasks[words_.uid] = pod.to_task()
 
     async def _send(self, words_: PodWords | ObjectWords) -> Answer:
         if isinstance(words_, PodWords):
@@ -277,6 +302,6 @@ def _newer(old: PodWords | ObjectWords, new: PodWords | ObjectWords) -> PodWords
     """The newer words, as urgent as the more urgent of the two."""
     if old.urgent and not new.urgent:
         if isinstance(new, PodWords):
-            return PodWords(new.namespace, new.name, new.uid, new.reason, new.message, True)
+            return PodWords(new.namespace, new.name, new.uid, new.reason, new.message, True, new.job)
         return ObjectWords(new.namespace, new.name, new.uid, new.status, True)
     return new

@@ -135,3 +135,20 @@ async def test_a_queue_has_its_share_back_and_the_evicted_pod_that_comes_again_w
             await s.publish_facts(msgspec.structs.replace(fact(bound), queue="b"))
             assert await next_plans(evictions, 0.4) == [], "what it lost is not its own to claim back"
             assert "a4" not in s.bound()
+
+
+async def test_a_pod_that_was_told_why_it_waits_is_bound_at_the_first_try() -> None:
+    """The condition makes a new version of the pod, and it comes from here: a binding by the old one is refused."""
+    async with scene() as s:
+        await s.facts(s.node("n1", gpus=1))
+        async with running(placement(s, placement_condition_s=0.1), binder(s)):
+            await fill(s, s.pod("first"))
+            waits = s.pod("waits")
+            await s.hint(waits)
+            await s.until(lambda: s.condition("waits"))
+            await asyncio.sleep(0.1)
+            version = pod_named(s, "waits").version
+            assert version != waits.version
+            await s.facts(s.node("n2", gpus=1))
+            await s.until(lambda: "waits" in s.bound())
+            assert [a.version for plan in s.plans for a in plan.assignments if a.name == "waits"] == [version]
