@@ -126,17 +126,20 @@ def test_who_waits_in_the_queue_is_named_by_place_as_placement_said_it(
         queue_ = "org/vision" if name == "other" else "org/speech"
         said = f"0/3 nodes fit. {place} of 2 waiting in queue {queue_} (about {at}th of all); expected start: unknown"
         body = {
-            "metadata": {"name": name, "namespace": "team-s"},
-            "spec": {"schedulerName": "drystone", "containers": [{"name": "c", "image": "i"}]},
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"schedulerName": "drystone", "containers": [{"name": "c", "image": "i", "resources": {}}]},
         }
-        assert tree.call_now("POST", writes.pods_path("team-s"), json.dumps(body).encode()).ok
+        answer = tree.call_now("POST", writes.pods_path("default"), json.dumps(body).encode())
+        assert answer.ok, answer.body
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
         status = json.dumps({"status": {"conditions": [condition]}}).encode()
-        path = writes.pods_path("team-s", name, "status")
+        path = writes.pods_path("default", name, "status")
         assert tree.call_now("PATCH", path, status, content_type=writes.MERGE).ok
     assert queue("speech") == 0
     waits = [line for line in capsys.readouterr().out.splitlines() if line.startswith("waits:")]
-    assert [line.split()[1] for line in waits] == ["team-s/early:", "team-s/late:"]
+    assert [line.split()[1] for line in waits] == ["default/early:", "default/late:"]
     assert queue("org/speech", as_json=True) == 0
     (speech,) = json.loads(capsys.readouterr().out)
-    assert [(one["job"], one["position"]) for one in speech["line"]] == [("team-s/early", 1), ("team-s/late", 2)]
+    assert [(one["job"], one["position"]) for one in speech["line"]] == [("default/early", 1), ("default/late", 2)]
