@@ -369,3 +369,22 @@ async def test_a_budget_that_placement_did_not_know_of_is_kept_and_what_was_said
     assert not world.leaving(guarded)
     assert not world.leaving(free)
     assert (world.disruption("guarded"), world.disruption("free")) == ("False", "False")
+
+
+async def test_a_preemptor_that_takes_over_half_way_evicts_the_rest_and_nobody_twice(world):
+    first, second = await world.running("low-0", 0), await world.running("low-1", 1)
+    plan = await world.plan(first, second, gpus=(0, 1))
+    stuck = held_up(lambda method, path: deletion(method, path) and path.endswith("low-1"), asyncio.Event(), times=1)
+    world.kube.faults.append(stuck)
+    async with world.preemptor(finish_s=0.05):
+        await world.send(plan)
+        async with asyncio.timeout(5):
+            await stuck.held.wait()
+            while not world.leaving(first):  # noqa: ASYNC110 - seen from outside
+                await asyncio.sleep(0.01)
+    assert not world.leaving(second)
+    async with world.preemptor():
+        await world.send(plan)
+        outcome = await world.outcome()
+    assert set(outcome.evicted) == {first.uid, second.uid}
+    assert (world.kube.served["DELETE low-0"], world.kube.served["DELETE low-1"]) == (1, 1)
