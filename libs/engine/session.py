@@ -17,6 +17,7 @@ from libs.engine import explain
 from libs.engine.api import EngineConfig, Placement
 from libs.engine.ask import Ask, AskKey, ask_key
 from libs.engine.consolidate.credit import Credit
+from libs.engine.consolidate.keeping import Keeping
 from libs.engine.draw import Draw
 from libs.engine.fair.runs import Runs
 from libs.engine.feasible import Feasibility
@@ -71,6 +72,8 @@ class Session:
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
         self.given_back: set[str] = set()
         self.moving = Credit()
+        self.keeping = Keeping()
+        self._keeps = False
         #: Jobs that no moves helped: the snapshot's version and the time of that.
         self.moved_in_vain: dict[Hashable, tuple[int, float]] = {}
         #: What actions remember for the length of a pass, by (what, ...).
@@ -122,6 +125,12 @@ class Session:
         self.snapshot.trim()
         self.book.trim()
         self.memo.clear()
+        if not self._keeps:
+            self._keeps = True
+            for kept in self.keeping.current(now):
+                row = self.snapshot.rows.get(kept.node)
+                if row is not None:
+                    self.hold(row, kept.charge, 1)
 
     def pick(self, view: Feasibility) -> int:
         """The node for the next task: the best, or a seeded draw among the best where replicas contend."""
@@ -230,6 +239,7 @@ class Session:
         self._given.discard(row)
 
     def settle(self) -> None:
+        self._keeps = False
         for row in self._taken.keys() | self._given:
             self.snapshot.reset(row)
         for uid in self._placed:

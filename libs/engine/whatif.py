@@ -175,6 +175,7 @@ def _wish_words(wish: FewerWishes) -> str:
 
 def _fits(session: Session, job: PendingJob) -> bool:
     """Whether the job's minimum fits now; nothing stays of the trial."""
+    session.begin(session.now)
     try:
         return bool(allocate(session, job, None).placements)
     finally:

@@ -12,6 +12,7 @@ from libs.domain.jobs import JobHead, Wishes
 from libs.domain.resources import WHOLE
 from libs.engine.api import EngineConfig, PendingJob, RunningTask
 from libs.engine.consolidate.board import largest_first
+from libs.engine.consolidate.keeping import Keeping
 from libs.engine.consolidate.movers import Movers
 from libs.engine.consolidate.plan import Moves, plan_moves
 from libs.engine.core import PlacementEngine
@@ -212,19 +213,23 @@ def test_a_gang_gets_in_by_moves_of_which_none_is_superfluous(sizes, tasks, seed
         assert not all(came), f"{move.pod.name} could have stayed"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    SIZES, st.lists(WHOLE_TASK, min_size=3, max_size=9), st.integers(0, 100), st.lists(st.integers(2, 4), max_size=3)
+    st.integers(2, 4),
+    st.lists(st.sampled_from([(1, 0, 500, True), (1, 0, 500, True), (2, 0, 500, False)]), min_size=3, max_size=9),
+    st.integers(0, 100),
+    st.lists(st.sampled_from([2, 3, 4, 4]), min_size=1, max_size=3),
 )
-def test_whoever_moves_finds_room_and_nobody_is_moved_to_and_fro(sizes, tasks, seed, wishes):
+def test_whoever_moves_finds_room_and_nobody_is_moved_to_and_fro(nodes, tasks, seed, wishes):
     """Jobs wait, tasks move for them, come again as new pods and are placed like any other, all in one line."""
-    facts = facts_of(sizes, tasks, seed)
+    facts = facts_of([4] * nodes, tasks, seed)
     waiting = [pod(f"new{i}", gpus=gpus, cpu=500, mem=100, created=float(i)) for i, gpus in enumerate(wishes)]
     origin: dict[str, str] = {}
     moves: Counter[str] = Counter()
-    now = 10_000.0
+    now, keeping = 10_000.0, Keeping()
     for step in range(12):
         engine = facts.into(PlacementEngine(EngineConfig(consolidate=True, consolidate_after_s=600.0)))
+        engine._session.keeping = keeping
         decisions = engine.decide(waiting, now + step)
         again: list[PendingJob] = []
         for job, decision in zip(waiting, decisions, strict=True):
@@ -236,14 +241,16 @@ def test_whoever_moves_finds_room_and_nobody_is_moved_to_and_fro(sizes, tasks, s
                 fresh = pod(f"{name}+{step}", created=now + step)
                 origin[fresh.tasks[0].name] = name
                 asked = msgspec.structs.replace(fresh.tasks[0], request=task.wishes.request)
-                again.append(msgspec.structs.replace(fresh, tasks=(asked,)))
+                head = msgspec.structs.replace(fresh.head, workload=task.workload or task.job)
+                again.append(msgspec.structs.replace(fresh, head=head, tasks=(asked,)))
             facts = without(facts, gone)
             for placement in decision.placements:
                 task = placement.task
                 facts.used(placement.node, placement.charge)
                 facts.pods.append(
                     RunningTask(task.id, task.name, "team", placement.node, job.head.key, "default", 0,
-                                placement.charge, True, started=now + step, wishes=Wishes(task.request))
+                                placement.charge, True, started=now + step, wishes=Wishes(task.request),
+                                workload=job.head.workload)
                 )  # fmt: skip
         placed = {job.head.key for job, decision in zip(waiting, decisions, strict=True) if decision.placements}
         assert not overfull(facts)

@@ -30,6 +30,7 @@ def allocate(session: Session, job: PendingJob, refused: Decision | None) -> Dec
         return Decision(head.key, verdict)
     statement = session.statement()
     earmarks = _give_back(session, statement, job, chain)
+    kept = [] if earmarks else _kept(session, statement, head.workload)
     before = statement.checkpoint()
     verdict = gang.quota_now(tasks, need, chain) if need.together else None
     if verdict is not None:
@@ -40,10 +41,13 @@ def allocate(session: Session, job: PendingJob, refused: Decision | None) -> Dec
     for ordered in _orders(tasks, need):
         statement.rollback(before)
         if seating is None:
-            filled = fill(session, statement, ordered, chain, earmarks)
+            filled = fill(session, statement, ordered, chain, earmarks or kept)
         else:
             filled = seating.attempt(ordered, need)
         if need.met(filled.tasks):
+            if kept:
+                _take_back(session, statement, kept, filled.used, ())
+                session.keeping.used(head.workload, len(filled.placements))
             if earmarks:
                 _take_back(session, statement, earmarks, filled.used, chain)
                 session.given_back.add(head.key)
@@ -90,6 +94,17 @@ def _give_back(session: Session, statement: Statement, job: PendingJob, chain: C
         for charge in session.snapshot.uses[name].earmarked.get(job.head.key, ()):
             statement.free_earmark(row, charge, chain)
             found.append((row, charge))
+    return found
+
+
+def _kept(session: Session, statement: Statement, workload: str) -> list[Earmark]:
+    """Room that is kept for tasks of this workload, which were moved, is free while it is decided."""
+    found: list[Earmark] = []
+    for kept in session.keeping.of(workload) if workload else ():
+        row = session.snapshot.rows.get(kept.node)
+        if row is not None:
+            statement.free_earmark(row, kept.charge, ())
+            found.append((row, kept.charge))
     return found
 
 

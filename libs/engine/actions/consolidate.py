@@ -74,6 +74,8 @@ def consolidate(session: Session, job: PendingJob, refused: Decision | None) -> 
     ]
     hold(session, [*plan.placements, *landings], pods)
     shields.changed()
+    for move in plan.moves:
+        session.keeping.keep(move.pod.workload or move.pod.job, move.target, move.charge, session.now)
     for line in session.queues.chain(head.queue):
         for placement in plan.placements:
             charge = placement.charge

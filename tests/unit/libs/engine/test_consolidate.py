@@ -8,6 +8,7 @@ from libs.domain.queues import Queue, QueueHistory
 from libs.domain.topology import Near, Topology
 from libs.engine.api import Decision, EngineConfig, PendingJob
 from libs.engine.consolidate.credit import MOST, PER_S, Credit
+from libs.engine.consolidate.keeping import KEPT_S
 from libs.engine.core import PlacementEngine
 from libs.testkit.builders import ClusterBuilder, cluster, gang, node, pod, request
 
@@ -224,3 +225,39 @@ def test_planning_takes_no_more_of_the_time_than_its_credit():
     assert credit.open(1_001.5), "it is earned again with time"
     credit.spend(MOST)
     assert credit.open(0.0), "without a clock nothing is withheld"
+
+
+def test_where_a_moved_task_is_to_go_nobody_else_goes_for_a_while():
+    facts = cluster().node("a", gpus=4).node("b", gpus=4)
+    facts.running("on-a", 1, on="a", wishes=wish(1), workload="Job/team/u1")
+    facts.running("on-b", 3, on="b", wishes=wish(3), workload="Job/team/u2", started=NOW - 100)
+    engine = facts.into(PlacementEngine(EngineConfig(consolidate=True)))
+    decision = engine.decide([pod("big", gpus=4)], NOW)[0]
+    assert [v.name for v in decision.victims] == ["on-a"]
+    engine.settle()
+
+    for use in (facts.uses["a"],):  # the ledger: the victim's room is the beneficiary's now
+        engine.use_seen(msgspec.structs.replace(use, revision=9, gpus=((1000, 81920),) * 4))
+    engine.pod_gone("uid-on-a")
+    again = pod("again", gpus=1, created=9.0)
+    again = msgspec.structs.replace(again, head=msgspec.structs.replace(again.head, workload="Job/team/u1"))
+    older = pod("older", gpus=1, created=1.0)
+
+    decisions = engine.decide([older, again], NOW + 30)
+    assert not decisions[0].placements, "the last GPU is kept for who moved"
+    assert [p.node for p in decisions[1].placements] == ["b"]
+    engine.settle()
+    assert engine.decide([older], NOW + 31)[0].placements, "it was used; in this test nobody charged it"
+
+
+def test_what_is_kept_for_a_task_that_does_not_come_again_is_free_in_the_end():
+    engine = scattered(workload="Job/team/u1").into(PlacementEngine(EngineConfig(consolidate=True)))
+    assert engine.decide([pod("big", gpus=4)], NOW)[0].victims
+    engine.settle()
+    room = engine.free_room()
+
+    engine.decide([], NOW + KEPT_S - 1)
+    assert engine.free_room() != room
+    engine.settle()
+    engine.decide([], NOW + KEPT_S + 1)
+    assert engine.free_room() == room
