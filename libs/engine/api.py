@@ -233,6 +233,10 @@ class Engine(Protocol):
         """Where queues stand, by what the ledger says is used."""
         ...
 
+    def keeps(self, workload: str) -> bool:
+        """Whether room is kept for a task of this workload, which was moved and is to come again."""
+        ...
+
     def learned(self, slot: int = 0) -> MixState:
         """One slot of the typical mix, to be kept over a restart or given to another replica."""
         ...

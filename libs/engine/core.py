@@ -193,6 +193,9 @@ class PlacementEngine:
         codes = session.feasible(task).codes_now().tolist()
         return {s.name: str(CODES[codes[row]]) for row, s in enumerate(session.snapshot.states) if s and codes[row] > 0}
 
+    def keeps(self, workload: str) -> bool:
+        return bool(self._session.keeping.of(workload))
+
     def what_if(self, job: PendingJob, now: float = 0.0) -> WhatIf:
         """What would change the answer for a job that waits. Between passes only: it ends with `settle`."""
         return what_if(self._session, job, now)

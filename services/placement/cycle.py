@@ -271,6 +271,8 @@ class Cycle:
     def _signature(self, job: Job) -> object:
         state = self._state
         engine = state.view.engine
+        if engine.keeps(job.head.workload):
+            return job.head.key  # there is room for it that is nobody else's
         return signature(
             job, job.waiting, state.pending.held(job), may_evict=self._may_evict(job), scope_of=engine.scope_of
         )
