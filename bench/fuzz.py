@@ -25,10 +25,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import MessageSizeTooLargeError
 
-from bench.hostile import Generator, Headers, Hostile, headers_of
+from bench.hostile import Generator, Hostile, headers_of
 from bench.pipeline import percentiles, prepare
-from libs.bus.kafka import KafkaBus
-from libs.bus.settings import KafkaSettings
 from libs.contracts.events import DeadLetter, JobStatus
 from libs.contracts.topics import DEAD_LETTERS, JOBS, STATUS
 from libs.domain.jobs import Phase
@@ -64,11 +62,11 @@ ANOTHER: Final[dict[str, Any]] = {
 
 @dataclass(slots=True)
 class Sent:
-    """One event that the broker took, and what it was answered."""
+    """One event that the broker took, and what it was answered. Times are those of the records, seconds."""
 
     event: Hostile
     partition: int
-    acked_at: float
+    sent_at: float
     answers: list[tuple[str, float]] = field(default_factory=list)
 
 
@@ -84,14 +82,14 @@ class Tally:
     rejections: int = 0
     #: Dead letters for a fault of our own.
     ours: list[str] = field(default_factory=list)
-    answered_at: float = 0.0
+    heard_at: float = 0.0
 
-    def took(self, event: Hostile, place: Place, now: float) -> None:
-        self.sent[place] = Sent(event, place[0], now)
+    def took(self, event: Hostile, place: Place, at: float) -> None:
+        self.sent[place] = Sent(event, place[0], at)
         self.by_id[event.id] = place
         early, self.early = self.early, []
-        for about, what, at in early:
-            self.answer(about, what, at)
+        for about, what, then in early:
+            self.answer(about, what, then)
 
     def answer(self, about: str | Place, what: str, at: float) -> None:
         """`about` is an event's id, or the place that a dead letter names."""
@@ -101,7 +99,7 @@ class Tally:
             self.early.append((about, what, at))
         else:
             one.answers.append((what, at))
-            self.answered_at = at
+            self.heard_at = time.monotonic()
 
     @property
     def unanswered(self) -> list[Sent]:
@@ -122,7 +120,7 @@ class Tally:
         lines: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
         for one in self.sent.values():
             if one.answers:
-                lines[one.partition].append((one.acked_at, one.answers[0][1]))
+                lines[one.partition].append((one.sent_at, one.answers[0][1]))
         everything = [pair for line in lines.values() for pair in line]
         return longest_gap(everything), max(map(longest_gap, lines.values()), default=0.0)
 
@@ -157,6 +155,8 @@ class Bombardment:
         self._events = Generator(name, seed, JOBS.partitions)
         self.tally = Tally()
         self.canaries = Tally()
+        #: The longest that the bench itself was kept from working.
+        self.late_s = 0.0
 
     async def run(self, count: int, report: Report = lambda _: None) -> None:
         """Returns when everything is answered, or nothing has been for a while."""
@@ -164,6 +164,7 @@ class Bombardment:
             over = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._canaries(producer, over), name="canaries")
+                tasks.create_task(self._own_pauses(over), name="own pauses")
                 await self._send(producer, count, report)
                 await self._answered()
                 over.set()
@@ -173,40 +174,49 @@ class Bombardment:
     async def _send(self, producer: AIOKafkaProducer, count: int, report: Report) -> None:
         began, step = time.monotonic(), max(1, int(self._rate / 20))
         for n in range(0, count, step):
-            await asyncio.gather(*(self._publish(producer, self._events.next()) for _ in range(min(step, count - n))))
+            events = [self._events.next() for _ in range(min(step, count - n))]
+            await asyncio.gather(*(self._publish(producer, event, self.tally) for event in events))
             if n // 1000 != (n + step) // 1000:
                 report(f"{n + step} sent, {len(self.tally.unanswered)} without an answer")
             due = began + (n + step) / self._rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    async def _publish(self, producer: AIOKafkaProducer, event: Hostile) -> None:
+    async def _publish(self, producer: AIOKafkaProducer, event: Hostile, tally: Tally) -> None:
+        at = time.time()
         try:
             put = await producer.send_and_wait(
-                JOBS.name, event.value, key=event.key, partition=event.partition, headers=event.headers
+                JOBS.name,
+                event.value,
+                key=event.key,
+                partition=event.partition,
+                headers=event.headers,
+                timestamp_ms=int(1000 * at),
             )
         except MessageSizeTooLargeError:
-            self.tally.refused_by_broker += 1
+            tally.refused_by_broker += 1
         else:
-            self.tally.took(event, (put.partition, put.offset), time.monotonic())
+            tally.took(event, (put.partition, put.offset), at)
 
     async def _canaries(self, producer: AIOKafkaProducer, over: asyncio.Event) -> None:
         number = 0
         while not over.is_set():
             id = f"{self._name}-canary-{number}"
-            headers: Headers = headers_of(id)
-            partition = number % JOBS.partitions
-            event = Hostile(id, "canary", id.encode(), canary(id), headers, partition)
-            put = await producer.send_and_wait(
-                JOBS.name, event.value, key=event.key, partition=partition, headers=headers
-            )
-            self.canaries.took(event, (put.partition, put.offset), time.monotonic())
+            event = Hostile(id, "canary", id.encode(), canary(id), headers_of(id), number % JOBS.partitions)
+            await self._publish(producer, event, self.canaries)
             number += 1
             await asyncio.sleep(CANARY_S)
+
+    async def _own_pauses(self, over: asyncio.Event) -> None:
+        """A control: a machine on which this waits as long does not let anybody work."""
+        while not over.is_set():
+            began = time.monotonic()
+            await asyncio.sleep(0.02)
+            self.late_s = max(self.late_s, time.monotonic() - began - 0.02)
 
     async def _answered(self) -> None:
         for tally in (self.tally, self.canaries):
             since = time.monotonic()
-            while tally.unanswered and time.monotonic() - max(since, tally.answered_at) < SILENCE_S:  # noqa: ASYNC110
+            while tally.unanswered and time.monotonic() - max(since, tally.heard_at) < SILENCE_S:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
     async def _told(self) -> None:
@@ -217,44 +227,45 @@ class Bombardment:
 
     # -- what is heard ------------------------------------------------------------------------------------------------
 
-    def _hear(self, topic: str, value: bytes) -> None:
-        now = time.monotonic()
+    def _hear(self, topic: str, value: bytes, at: float) -> None:
+        """`at`: when the service sent it, which is not when a busy bench gets to read it."""
         if topic == STATUS.name:
             status = msgspec.json.decode(value, type=JobStatus)
             if status.phase is Phase.REJECTED:
                 self.tally.rejections += 1
             elif status.reason in _ANSWERS and status.cause.startswith(self._name):
                 of = self.canaries if status.cause.startswith(f"{self._name}-canary") else self.tally
-                of.answer(status.cause, _ANSWERS[status.reason], now)
+                of.answer(status.cause, _ANSWERS[status.reason], at)
             return
         letter = msgspec.json.decode(value, type=DeadLetter)
         if letter.topic == JOBS.name:
-            self.tally.answer((letter.partition, letter.offset), "dead_letters", now)
+            self.tally.answer((letter.partition, letter.offset), "dead_letters", at)
             if letter.reason.startswith("could not be served"):
                 self.tally.ours.append(f"{letter.id}: {letter.reason}")
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        bus = KafkaBus(KafkaSettings(self._info.kafka_bootstrap, client_id="fuzz", follow_wait_ms=10))
-        await bus.open()
-        reader = bus.follow([STATUS.name, DEAD_LETTERS.name], from_start=False)
+        consumer = AIOKafkaConsumer(bootstrap_servers=self._info.kafka_bootstrap, group_id=None)
+        await consumer.start()
+        places = [TopicPartition(topic.name, n) for topic in (STATUS, DEAD_LETTERS) for n in range(topic.partitions)]
+        consumer.assign(places)
+        for place, end in (await consumer.end_offsets(places)).items():
+            consumer.seek(place, end)
 
         async def follow() -> None:
             while True:
-                for record in await reader.batch():
-                    if record.value is not None:
-                        self._hear(record.topic, record.value)
+                for place, records in (await consumer.getmany(timeout_ms=200)).items():
+                    for record in records:
+                        if record.value is not None:
+                            self._hear(place.topic, record.value, record.timestamp / 1000)
 
         task = asyncio.create_task(follow(), name="answers")
         try:
-            async with asyncio.timeout(15):
-                while not reader.caught_up:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
             yield
         finally:
             task.cancel()
             await asyncio.wait({task})
-            await bus.close()
+            await consumer.stop()
 
     @asynccontextmanager
     async def _producing(self) -> AsyncIterator[AIOKafkaProducer]:
@@ -272,7 +283,7 @@ class Bombardment:
     def summary(self) -> dict[str, Any]:
         tally = self.tally
         stall, of_a_partition = tally.stalls()
-        waits = [1000 * (c.answers[0][1] - c.acked_at) for c in self.canaries.sent.values() if c.answers]
+        waits = [1000 * (c.answers[0][1] - c.sent_at) for c in self.canaries.sent.values() if c.answers]
         return {
             "sent": len(tally.sent),
             "refused_by_broker": tally.refused_by_broker,
@@ -281,6 +292,7 @@ class Bombardment:
             "answered_twice": sum(len(one.answers) > 1 for one in tally.sent.values()),
             "longest_stall_s": round(stall, 3),
             "longest_stall_of_a_partition_s": round(of_a_partition, 3),
+            "bench_kept_waiting_s": round(self.late_s, 3),
             "canaries": len(self.canaries.sent),
             "canary_ms": percentiles(waits) if waits else {},
             "by_kind": tally.by_kind(),
