@@ -2,6 +2,7 @@
 
 Nobody is evicted. Each task goes where it fits now, else onto the node on which the fewest tasks of unknown end, then
 the earliest known ones, have to leave. Of each node only those that have to leave are waited for, the earliest first.
+Jobs that demand domains of a topology stay within one of the choices that making room for them would have.
 A limit of the queue that lacks now is no obstacle: what is reserved counts as used, so room under it gathers as well.
 Nodes where room gathers for another job already are left alone. At most LOOKED_AT nodes are worked out, those with most
 free GPUs: cost is bounded, the best node of a very large cluster may be missed.
@@ -22,6 +23,7 @@ from libs.engine.api import PendingJob, Placement, Reserved, RunningTask, Start
 from libs.engine.fair.runs import UNKNOWN, Basis, End
 from libs.engine.feasible import Feasibility
 from libs.engine.session import Session
+from libs.engine.topology.evicting import choices
 
 LOOKED_AT: Final = 256
 
@@ -40,6 +42,20 @@ class _Room(NamedTuple):
 
 def reserve(session: Session, job: PendingJob) -> Reserved | None:
     """Placements into room that is there or comes free, or None where nothing would help."""
+    if not any(task.topology is not None and task.topology.required for task in job.tasks):
+        return _reserve(session, job)
+    for regions in choices(session, job):
+        session.confine(regions)
+        try:
+            reserved = _reserve(session, job)
+        finally:
+            session.confine(None)
+        if reserved is not None:
+            return reserved
+    return None
+
+
+def _reserve(session: Session, job: PendingJob) -> Reserved | None:
     need = gang.minimum(job)
     door = gang.door(job, need)
     if door.refused is not None or not door.usable:

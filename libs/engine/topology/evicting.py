@@ -35,7 +35,7 @@ def act(session: Session, job: PendingJob, action: Action, refused: Decision | N
         return refused
     if not session.running.by_uid:
         return refused
-    for regions in _choices(session, job):
+    for regions in choices(session, job):
         session.confine(regions)
         try:
             decision = action(session, job, refused)
@@ -46,7 +46,7 @@ def act(session: Session, job: PendingJob, action: Action, refused: Decision | N
     return refused
 
 
-def _choices(session: Session, job: PendingJob) -> Iterator[dict[str, Region]]:
+def choices(session: Session, job: PendingJob) -> Iterator[dict[str, Region]]:
     """The same for all actions that look at the job in this pass, each worked out when it is first asked for."""
     jobs = session.memo.setdefault(("domains to make room in",), {})
     known: list[tuple[dict[str, Region], str]] | None = jobs.get(job.head.key)

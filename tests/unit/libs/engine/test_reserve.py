@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from libs.domain.resources import Charge, GpuGrant
+from libs.domain.topology import Near, Topology
 from libs.engine.api import Decision, EngineConfig, PendingJob, Reserved
 from libs.engine.core import PlacementEngine
 from libs.testkit.builders import ClusterBuilder, cluster, gang, pod
@@ -61,3 +62,15 @@ def test_nodes_where_room_gathers_for_another_and_nodes_too_small_are_left_alone
     facts.earmarked("n1", "pod/team/heir", Charge(0, 0, (GpuGrant(1, 1000, 81920),)))
     _, reserved = asked(facts, pod("large", gpus=2))
     assert reserved is None
+
+
+def test_a_gang_that_demands_one_rack_gathers_within_one() -> None:
+    label = "topology.kubernetes.io/rack"
+    facts = cluster().rack("r1", nodes=1, gpus=2, labels={label: "r1"})
+    facts.rack("r2", nodes=2, gpus=2, labels={label: "r2"})
+    for node in ("r1-0", "r2-0", "r2-1"):
+        facts.running(f"on-{node}", gpus=1, on=node, queue="other", started=NOW, expected_s=60)
+    near = Topology(job=Near(required="rack"))
+    _, reserved = asked(facts.queue("other"), gang("train", 2, gpus=2, topology=near))
+    assert reserved is not None and sorted(p.node for p in reserved.placements) == ["r2-0", "r2-1"]
+    assert reserved.start.at == NOW + 60
