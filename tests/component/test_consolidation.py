@@ -28,7 +28,7 @@ async def test_a_task_moves_so_that_a_whole_node_is_free_and_both_run() -> None:
         service = placement(s, placement_consolidate_after_s=0)
         async with running(service, binder(s)):
             a, b = await scattered(s)
-            await settle_facts(s, wishes=wishes(a))
+            await settle_facts(s, wishes=wishes(a), workload="pod/default/again")
             await s.until(lambda: len(service.state.view.pods) == 2)
             big = s.pod("big", gpus=2)
             await s.hint(big)
@@ -38,7 +38,10 @@ async def test_a_task_moves_so_that_a_whole_node_is_free_and_both_run() -> None:
             assert await s.earmarks() == 1
             moved = a if plan.victims[0].uid == a.uid else b
             stays = b if moved is a else a
-            # Its controller makes it again before the old one is gone: the room that it leaves is not its own.
+            # Its controller makes it again before the old one is gone: what it leaves is not its own, and nobody else
+            # goes where the plan has it.
+            await s.hint(s.pod("other", gpus=1))
+            await s.until(lambda: s.condition("other"))
             again = s.pod("again", gpus=1)
             await s.hint(again)
             await s.until(lambda: "again" in s.bound())
