@@ -65,8 +65,9 @@ class Rights:
         self._uses: dict[str, dict[Side, int]] = {}
         self._claimable: dict[tuple[str, str], bool] = {}
         self._within = {path: self.still_within(path, asked) for path in self._own}
-        for path in session.running.by_queue:
-            self._rights[path] = self._right(path)
+        if self.claims:
+            for path in self._standing_above():
+                self._rights[path] = self._right(path)
 
     @property
     def claims(self) -> bool:
@@ -75,15 +76,18 @@ class Rights:
 
     def any(self, rights: frozenset[Right]) -> bool:
         """Whether some running pod may be taken by one of these, protection aside."""
-        held = set(self._rights.values()) & rights
-        if Right.RECLAIM in held or Right.PRIORITY not in held:
-            return bool(held)
+        if Right.RECLAIM in rights and Right.RECLAIM in self._rights.values():
+            return True
+        if Right.PRIORITY not in rights:
+            return False
         floors = self._session.running.floors()
         return bool(floors) and min(floors.values()) < self.priority
 
     def of(self, task: RunningTask) -> Right:
         """By what right the room of this pod may be taken, protection aside."""
-        right = self._rights[task.queue]
+        right = self._rights.get(task.queue)
+        if right is None:  # it stood above nothing when this was made, and a decision only takes
+            right = self._rights[task.queue] = self._right(task.queue)
         if right is Right.PRIORITY and task.priority >= self.priority:
             return Right.NONE
         if right is Right.RECLAIM and self._by_model and not self._model_claimable(task):
@@ -106,6 +110,26 @@ class Rights:
         if any(self._deserves(path) for path in (*self._own[at:], *other[at:])):
             return Right.NONE
         return Right.PRIORITY
+
+    def _standing_above(self) -> list[str]:
+        """Queues with pods that stand above what they deserve, or of which one above them does; the same for all who
+        ask while nothing changes."""
+        session = self._session
+        if self._by_model:
+            return list(session.running.by_queue)
+        key = ("standing above", 0 if self.asked[0] else 1)
+        known: tuple[int, list[str]] | None = session.memo.get(key)
+        if known is None or known[0] != session.snapshot.version:
+            above: dict[str, bool] = {}
+            found = []
+            for path in session.running.by_queue:
+                for one in ancestors(path):
+                    if one not in above:
+                        above[one] = self.above(one, key[1]) > 0
+                if any(above[one] for one in ancestors(path)):
+                    found.append(path)
+            known = session.memo[key] = session.snapshot.version, found
+        return known[1]
 
     def _deserves(self, path: str) -> bool:
         spec = self._specs.get(path)
