@@ -83,6 +83,8 @@ class Seating:
         self._banned = banned
         self._outermost = next((part for part in root.all() if part.near.required), None)
         self._all: dict[Part, list[Task]] = {part: list(part.tasks()) for part in root.all()}
+        #: Whether what a queue is charged, and by what it is limited, depends on the devices chosen.
+        self._by_device = any(line.limit_models for line in chain) or any(task.request.gpu.mib for task in root.tasks())
         self._goal: set[str] = set()
         self._most_first = False
         self._heeds = True
@@ -108,12 +110,11 @@ class Seating:
                 self._goal = {task.id for task in goal}
                 self._most_first, self._heeds, self._left = most_first, heeds, TRIALS
                 self.places.clear()
+                self.quota = None
                 if self._part(self.root, everywhere, _nothing):
                     self._more(self.root, everywhere)
                     break
                 self._back(start)
-                if self.quota is not None:
-                    break
             if not need.met(self._tasks):
                 self._back(start)
             behind = self._behind(ordered) if self._tasks and len(self._tasks) < len(ordered) else None
@@ -191,7 +192,7 @@ class Seating:
                 self._note(part, placed, place.region.name)
             self._back(mark)
             self._left -= 1
-            if self._left <= 0 or self.quota is not None:
+            if self._left <= 0 or (self.quota is not None and not self._by_device):
                 break
         self.places.pop(part, None)
         return False

@@ -314,6 +314,14 @@ def test_a_queue_that_is_short_says_so_and_not_that_a_rack_is() -> None:
     assert decision.verdict.reason is Reason.QUOTA
 
 
+def test_a_queue_that_allows_the_minimum_and_no_more_lets_the_minimum_in() -> None:
+    facts = racks(4).queue("q", gpus=12)
+    (decision,) = decide(facts, gang("g", 4, minimum=2, gpus=4, queue="q", topology=IN_ONE_RACK))
+    assert len(decision.placements) == 3
+    assert decision.leftover is not None
+    assert decision.leftover.reason is Reason.QUOTA
+
+
 def test_room_is_made_in_one_rack_where_least_has_to_yield() -> None:
     facts = racks(2, 2)
     facts.running("a", gpus=8, on="r1-0").running("b", gpus=8, on="r1-1").running("c", gpus=8, on="r2-1")
