@@ -11,11 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libs.domain.jobs import JobHead, Task
+from libs.domain.resources import Charge, GpuGrant
 from libs.domain.topology import Near, Topology
+from libs.domain.usage import NodeUse
 from libs.domain.verdicts import Kind, Reason
 from libs.engine.api import PendingJob
+from libs.engine.ask import Ask, ask_key
 from libs.engine.core import PlacementEngine
-from libs.testkit.builders import ClusterBuilder, cluster, gang, task
+from libs.engine.devices import NodeState
+from libs.testkit.builders import ClusterBuilder, cluster, gang, node, task
 
 laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -213,3 +217,35 @@ def test_what_was_tried_in_vain_leaves_nothing_behind(
         assert engine.free_room() == fresh.free_room()
     engine.settle()
     assert engine.free_room() == fresh.free_room()
+
+
+@laws
+@given(
+    st.integers(1, 8),
+    st.lists(st.sampled_from([0, 0, 300, 700, 1000]), min_size=8, max_size=8),
+    st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    st.integers(1, 4),
+    st.sampled_from([{}, {"share": 300}, {"mib": 200}]),
+)
+def test_groups_of_nvlink_bar_nothing_and_are_kept_together_where_one_is_enough(
+    gpus: int, used: list[int], group_of: list[int], count: int, share: dict[str, int]
+) -> None:
+    groups = tuple(
+        tuple(i for i in range(gpus) if group_of[i] == g)
+        for g in range(4)
+        if any(group_of[i] == g for i in range(gpus))
+    )
+    use = NodeUse("n", 1, gpus=tuple((milli, milli) for milli in used[:gpus]))
+    plain = NodeState(0, node("n", gpus=gpus, mib=1000), use)
+    linked = NodeState(0, node("n", gpus=gpus, mib=1000, nvlink=groups), use)
+    ask = Ask(ask_key(task("t", cpu=0, mem=0, gpus=count, **share)))
+    before, after = plain.charge(ask), linked.charge(ask)
+    assert (before is None) == (after is None)
+    if after is None:
+        return
+    chosen = [grant.index for grant in after.gpus]
+    assert len(set(chosen)) == count
+    assert linked.holds(after)
+    fitting = [i for i in range(gpus) if NodeState.holds(plain, Charge(gpus=(GpuGrant(i, *ask.grant(1000)),)))]
+    if any(sum(i in group for i in fitting) >= count for group in groups):
+        assert len({group_of[i] for i in chosen}) == 1
