@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import jsonschema
 import msgspec
 import pytest
+import yaml
 
 from libs.domain import keys
 from libs.domain.plans import Assignment
@@ -14,6 +19,7 @@ from libs.kube.nodes import parse_node
 from libs.kube.pods import parse_pod
 from tests.unit.libs.kube.objects_for_tests import pod, raw_node
 
+CRD = Path(__file__).parents[4] / "k8s" / "base" / "crds" / "trainingjobs.yaml"
 GPU = {"nvidia.com/gpu": "1"}
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -140,3 +146,40 @@ def test_a_wish_means_a_level_by_name_then_by_label_and_else_the_label_itself() 
     assert level_of(LEVELS, "rack").label == "topology.kubernetes.io/rack"
     assert level_of(LEVELS, "nvidia.com/gpu.clique").name == "nvlink"
     assert level_of(LEVELS, "example.com/row") == Level("example.com/row", "example.com/row", unique=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "fine"),
+    [
+        ({"topology": {"required": "zone", "preferred": "rack"}, "precision": {"kind": "mixed"}}, True),
+        ({"precision": {"kind": "fp12"}}, False),
+        ({"precision": {"required": True}}, False),
+        ({"topology": {"required": 3}}, False),
+        ({"topology": {"groups": {"size": 2}}}, False),
+    ],
+)
+@pytest.mark.parametrize("where", ["job", "role"])
+def test_the_schema_of_job_objects_takes_what_makes_sense_and_no_more(
+    where: str, more: dict[str, Any], fine: bool
+) -> None:
+    schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    _closed(schema)
+    role: dict[str, Any] = {"name": "w", "replicas": 1, "template": {}}
+    spec: dict[str, Any] = {"roles": [role]}
+    (spec if where == "job" else role).update(more)
+    if where == "role" and "groups" in more.get("topology", {}):
+        fine = True
+    valid = jsonschema.Draft202012Validator(schema).is_valid({"spec": spec})
+    assert valid == fine
+    if valid:
+        trainingjobs.parse(trainingjobs.manifest("team", "run", spec, {}, {}))
+
+
+def _closed(schema: dict[str, Any]) -> None:
+    """The API server drops what a schema does not name; here it is an error."""
+    if "properties" in schema:
+        schema["additionalProperties"] = False
+        for inner in schema["properties"].values():
+            _closed(inner)
+    if "items" in schema:
+        _closed(schema["items"])
