@@ -138,11 +138,13 @@ async def _redis(client: Any) -> Mapping[str, float]:
     found: dict[str, float] = {}
     sizes = {b"hash": "hlen", b"zset": "zcard", b"stream": "xlen", b"set": "scard", b"list": "llen"}
     async for key in client.scan_iter(count=1000):
-        kind = await client.type(key)
+        size = sizes.get(await client.type(key))
+        if size is None:
+            continue  # it went just now
         name = key.decode().removeprefix("{drystone}:")
         # Partitions come and go with what waits in them: together they are one number.
         group = "part:*" if name.startswith("part:") else name
-        found[f"redis {group}"] = found.get(f"redis {group}", 0.0) + await getattr(client, sizes[kind])(key)
+        found[f"redis {group}"] = found.get(f"redis {group}", 0.0) + await getattr(client, size)(key)
     found["redis used MiB"] = (await client.info("memory"))["used_memory"] / 2**20
     return found
 
