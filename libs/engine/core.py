@@ -143,12 +143,13 @@ class PlacementEngine:
 
     def _decide(self, job: PendingJob) -> Decision:
         decision: Decision | None = None
+        session, confined = self._session, False
         for action in ACTIONS:
-            session = self._session
-            confined = decision is not None and demanding(job.tasks)
             decision = act(session, job, action, decision) if confined else action(session, job, decision)
             if decision.placements or not (session.running.by_uid or job.evicting):
                 break  # nobody is there who could yield or move
+            if action is ACTIONS[0]:
+                confined = demanding(job.tasks)
         if decision is None:
             raise AssertionError("there are no actions")
         return decision
