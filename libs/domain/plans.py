@@ -64,6 +64,9 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str = ""
     attempt: int = 0
     traceparent: str = ""
+    #: Above 0: its tasks end within so many seconds, as declared: they may be lent room that gathers for who starts
+    #: later.
+    ends_s: int = 0
     together: bool = False
 
 
@@ -88,4 +91,6 @@ class EvictionPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Above 0: nobody is evicted; the earmarks gather room as it comes free, for that many seconds at most. A queue has
     #: one such gatherer, the one of the lesser `place` in its line.
     gather_s: int = 0
+    #: Of a gatherer: it starts in so many seconds at the soonest; 0: not known.
+    start_s: int = 0
     place: tuple[int, int, float, str] = (1, 0, 0.0, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -217,6 +217,11 @@ class Engine(Protocol):
 
     def reserve(self, job: PendingJob, now: float) -> Reserved | None:
         """Where a job that fits nowhere can start soonest with nobody evicted; None where nothing would help."""
+        ...
+
+    def backfill(self, job: PendingJob, lenders: Sequence[str], now: float) -> tuple[Placement, ...]:
+        """Where a job that fits nowhere fits into room that is kept for the `lenders` (job keys); none where it does
+        not. Nothing is taken: whether they lend it is the ledger's to say."""
         ...
 
     def longest_left(self, now: float) -> float | None:

@@ -7,7 +7,7 @@ is superfluous; the same facts and jobs give the same decisions, in whatever ord
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Final
 
@@ -17,13 +17,13 @@ from libs.domain.queues import Queue, QueueHistory
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
-from libs.engine.api import Decision, EngineConfig, PendingJob, Reserved, RunningTask
+from libs.engine.api import Decision, EngineConfig, PendingJob, Placement, Reserved, RunningTask
 from libs.engine.ask import ask_key
 from libs.engine.consolidate.plan import Limits
 from libs.engine.fair import Line, Shares, amounts_of, asked, place
 from libs.engine.filters import CODES
 from libs.engine.mix import MixState
-from libs.engine.reserve import reserve
+from libs.engine.reserve import backfill, reserve
 from libs.engine.session import Session
 from libs.engine.topology.evicting import act
 from libs.engine.topology.parts import demanding
@@ -160,6 +160,10 @@ class PlacementEngine:
     def reserve(self, job: PendingJob, now: float) -> Reserved | None:
         self._session.begin(now)
         return reserve(self._session, job)
+
+    def backfill(self, job: PendingJob, lenders: Sequence[str], now: float) -> tuple[Placement, ...]:
+        self._session.now = now
+        return backfill(self._session, job, lenders)
 
     def longest_left(self, now: float) -> float | None:
         runs, longest = self._session.runs, 0.0

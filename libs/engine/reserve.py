@@ -11,6 +11,7 @@ free GPUs: cost is bounded, the best node of a very large cluster may be missed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -105,6 +106,29 @@ def _charge(session: Session, view: Feasibility, row: int) -> Charge | None:
         bare.reset(None)
         charge = bare.charge(view.ask, session.choose)
     return charge
+
+
+def backfill(session: Session, job: PendingJob, lenders: Sequence[str]) -> tuple[Placement, ...]:
+    """Placements for the whole of a job, or one task, where it fits into free room and into what is kept for the
+    `lenders`, jobs that start after it has ended; none where it does not. Nothing is taken."""
+    need = gang.minimum(job)
+    door = gang.door(job, need)
+    if door.refused is not None or any(task.topology is not None for task in door.usable):
+        return ()
+    chain = session.queues.chain(job.head.queue)
+    statement = session.statement()
+    try:
+        for lender in lenders:
+            for name in sorted(session.snapshot.earmarks.get(lender, ())):
+                row = session.snapshot.rows.get(name)
+                if row is None:
+                    continue
+                for charge in session.snapshot.uses[name].earmarked.get(lender, ()):
+                    statement.free_earmark(row, charge, ())
+        filled = fill(session, statement, gang.order(door.usable, need), chain, [], explained=False)
+        return tuple(filled.placements) if need.met(filled.tasks) else ()
+    finally:
+        statement.rollback()
 
 
 def start_of(ends: list[End]) -> Start:

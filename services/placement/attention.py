@@ -13,7 +13,7 @@ from typing import Final
 
 STREAK: Final = 8
 SLICE: Final = 4
-START: Final = 64
+START: Final = 16
 #: In one pass, of all queues that are decided in slices together.
 SLICES: Final = 8
 

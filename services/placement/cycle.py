@@ -32,7 +32,7 @@ from services.placement.decide import (
 )
 from services.placement.emit import Emitter
 from services.placement.jobs import Job
-from services.placement.reserve import Reservations
+from services.placement.reserve import LEND_SLACK_S, Reservations
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
 
@@ -186,6 +186,7 @@ class Cycle:
             for decision in decisions:
                 job = by_key.pop(decision.job)
                 tenure = state.tenures[job.partition]
+                lent: Plan | None = None
                 if decision.placements and not decision.victims and self._gathers(job, pending[decision.job]):
                     evictions.append(self._reserve(job, Reserved(decision.placements, Start()), tenure))
                     self._wait(job, _KEPT, now)
@@ -201,11 +202,14 @@ class Cycle:
                         job.verdict = decision.leftover
                     else:
                         job.verdict = None
+                elif (lent := self._lent(job, pending[decision.job], decision)) is not None:
+                    plans.append(lent)
+                    job.verdict = None
                 else:
                     self._wait(job, decision.verdict, now)
                     if self._reservations.wanted(job, decision.verdict):
                         unplaced.append(job)
-                self._attend(job, decision, now)
+                self._attend(job, bool(decision.placements) or lent is not None, now)
                 measures.DECISIONS.labels(decision.verdict.kind).inc()
             for job in unplaced:
                 reserved = engine.reserve(pending[job.head.key], self._clock.wall())
@@ -223,6 +227,25 @@ class Cycle:
             state.pending.later(job, now + 1.0)
         await self._emitter.urgent.room()
 
+    def _lent(self, job: Job, asked: PendingJob, decision: Decision) -> Plan | None:
+        """A plan for room that is kept for others, where the job says that it ends before they start."""
+        wall = self._clock.wall()
+        lenders = self._reservations.lenders(job, wall) if decision.verdict.kind is Kind.NOT_NOW else []
+        if not lenders or job.refusals:
+            return None
+        placements = self._state.view.engine.backfill(asked, lenders, wall)
+        if not placements:
+            return None
+        measures.RESERVATIONS.labels("lent").inc()
+        return plan_of(
+            job,
+            [self._granted(p) for p in placements],
+            self._state.tenures[job.partition],
+            gang=len(placements) > 1 and minimum(asked).together,
+            ends_s=job.head.expected_s + LEND_SLACK_S,
+            first_use=self._state.view.first_use,
+        )
+
     def _gathers(self, job: Job, asked: PendingJob) -> bool:
         return minimum(asked).together and self._reservations.gang_wanted(job)
 
@@ -232,9 +255,9 @@ class Cycle:
         self._commits.starts[plan.id] = reserved.start
         return plan
 
-    def _attend(self, job: Job, decision: Decision, now: float) -> None:
+    def _attend(self, job: Job, placed: bool, now: float) -> None:
         attention, queue = self._state.pending.attention, job.head.queue
-        if decision.placements:
+        if placed:
             attention.placed(queue)
             return
         measures.HOPELESS.inc()

@@ -46,6 +46,7 @@ def plan_of(
     tenure: Tenure,
     *,
     gang: bool,
+    ends_s: int = 0,
     first_use: Callable[[Task], tuple[str, ...]] = lambda _: (),
 ) -> Plan:
     """`first_use` names the volume claims of a task that wait for its first use."""
@@ -66,6 +67,7 @@ def plan_of(
         tenant=head.tenant,
         attempt=head.attempt,
         traceparent=job.traceparent,
+        ends_s=ends_s,
         together=head.gang_min > 1 or bool(head.role_min),
     )
 
@@ -98,11 +100,12 @@ def gather_of(
     *,
     place: tuple[int, int, float, str],
     gather_s: int,
+    start_s: int = 0,
 ) -> EvictionPlan:
     """Nobody is evicted: the room is kept as it comes free."""
     decision = Decision(job.head.key, FITS, tuple(placements), rule="reservation")
     plan = eviction_of(job, decision, placements, tenure)
-    return msgspec.structs.replace(plan, place=place, gather_s=gather_s)
+    return msgspec.structs.replace(plan, place=place, gather_s=gather_s, start_s=start_s)
 
 
 def _assignments(
@@ -147,6 +150,7 @@ def signature(
     return (
         head.queue,
         head.priority,
+        head.expected_s.bit_length(),  # who runs shortly may be lent room
         head.preempts and may_evict,
         head.gang_min,
         held,

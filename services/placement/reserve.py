@@ -33,6 +33,8 @@ AGAIN_S: Final = 10.0
 _HEADS: Final = 16
 _LONGEST_S: Final = 86_400
 _SLACK_S: Final = 60.0
+#: From the decision to the start of a task that is lent room.
+LEND_SLACK_S: Final = 10
 #: After so many refusals by the ledger in a row a gang gathers what it was to have.
 GANG_REFUSALS: Final = 3
 _NOT_ROOM: Final = frozenset(
@@ -130,7 +132,21 @@ class Reservations:
 
     def plan(self, job: Job, reserved: Reserved, tenure: Tenure, wall: float) -> EvictionPlan:
         place = self._state.pending.place(job)
-        return gather_of(job, reserved.placements, tenure, place=place, gather_s=self._lasts(job, reserved.start, wall))
+        start_s = max(0, math.floor(reserved.start.low - wall)) if reserved.start.low and wall else 0
+        lasts = self._lasts(job, reserved.start, wall)
+        return gather_of(job, reserved.placements, tenure, place=place, gather_s=lasts, start_s=start_s)
+
+    def lenders(self, job: Job, wall: float) -> list[str]:
+        """Jobs of ours for which room is kept and that start, at the soonest, when this one has ended."""
+        if not job.head.expected_s or job.gathering is not None:
+            return []
+        ends = wall + job.head.expected_s + LEND_SLACK_S
+        found = []
+        for key in self._state.gatherers.values():
+            lender = self._state.pending.jobs.get(key)
+            if lender is not None and lender.gathering is not None and lender.gathering.start.low >= ends:
+                found.append(key)
+        return found
 
     def _lasts(self, job: Job, start: Start, wall: float) -> int:
         turn = min(self._turn_s * 2.0 ** min(job.turns, 16), _LONGEST_S)

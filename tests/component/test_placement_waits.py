@@ -91,3 +91,25 @@ async def test_a_reservation_for_a_job_that_nobody_can_time_ends_and_the_next_in
                 turns.append(holder)
         assert turns[:3] == [first.head.key, second.head.key, first.head.key]
         assert first.turns >= 1 and second.turns >= 1
+
+
+async def test_short_jobs_use_the_room_that_gathers_and_the_head_starts_as_if_they_had_not_been_there() -> None:
+    async def played(*, short: bool) -> tuple[float, int]:
+        async with world(node("n1"), placement_reserve_after_s=5, placement_reserve_s=300) as w:
+            w.runs = lambda key: 20.0 if "short" in key else 200.0 if key.endswith("0") else 60.0
+            for number in range(8):  # seven end after a minute, one after more than three
+                w.enter(w.job(f"first{number}", 1, expected_s=200 if number == 0 else 60))
+            await w.play(1.0)
+            job = large(w, 1.0)
+            for number in range(20):
+                at = 70.0 + number
+                w.comes(w.job(f"short{number}", 1, at=at, **({"expected_s": 20} if short else {})), at)
+            await w.play(400.0, done=lambda: job.head.key in w.started)
+            passed = [key for key, at in w.started.items() if "short" in key and at < 190.0]
+            return w.started[job.head.key], len(passed)
+
+    alone, nobody = await played(short=False)
+    beside, passed = await played(short=True)
+    assert nobody == 0, "who does not say how long it runs is lent nothing"
+    assert passed >= 14
+    assert beside <= alone + 1.0

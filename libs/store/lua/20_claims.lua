@@ -133,6 +133,53 @@ end
 
 local unlist_earmark, end_earmark -- in 30_evict.lua
 
+-- What a gatherer holds goes to a claim or comes back. `g` is a charge, of each device with its place in H.
+local function shift(u, n, id, e, g, sign)
+  local H = e.H
+  H.cpu, H.mem, H.pods = (H.cpu or 0) + sign * g.cpu, (H.mem or 0) + sign * g.mem, (H.pods or 0) + sign * g.pods
+  for _, d in ipairs(g.gpus) do
+    local h = H.gpus[d[4]]
+    h[2], h[3] = h[2] + sign * d[2], h[3] + sign * d[3]
+  end
+  charge(u, n.name, g, sign)
+  put_work(u, 'e:' .. id, e)
+end
+
+-- Gatherers on the node that start only after the plan's tasks have ended lend what the charge lacks; nobody else does.
+-- When the claim or its task ends, the room goes back by `top_up`.
+local function lend(u, n, c, plan)
+  local s, use, lent = n.spec, n.use, {}
+  for _, x in ipairs(earmarks(u, n)) do
+    local e = x.e
+    if e.s and e.j ~= plan.job and u.now + plan.ends_s * 1000 <= e.s then
+      local H = e.H
+      local g = {
+        cpu = min(H.cpu or 0, max(0, use.cpu + (c.cpu or 0) - s.c)),
+        mem = min(H.mem or 0, max(0, use.mem + (c.mem or 0) - s.m)),
+        pods = min(H.pods or 0, max(0, use.pods + 1 - s.p)),
+        gpus = {},
+      }
+      for _, want in ipairs(c.gpus or {}) do
+        local d = use.gpus[want[1] + 1] or {0, 0}
+        for i, h in ipairs(H.gpus or {}) do
+          if h[1] == want[1] then
+            local milli = min(h[2], max(0, d[1] + want[2] - 1000))
+            local mib = min(h[3], max(0, d[2] + want[3] - (s.g[want[1] + 1] or 0)))
+            if milli > 0 or mib > 0 then g.gpus[#g.gpus + 1] = {want[1], milli, mib, i} end
+          end
+        end
+      end
+      shift(u, n, x.id, e, g, -1)
+      lent[#lent + 1] = {x.id, e, g}
+    end
+  end
+  return lent
+end
+
+local function take_back(u, n, lent)
+  for i = #(lent or {}), 1, -1 do shift(u, n, lent[i][1], lent[i][2], lent[i][3], 1) end
+end
+
 -- Tries one assignment on the state in memory. Returns a refusal, or nil and an undo for what was charged.
 local function try(u, plan, a, tombs)
   local id, t = a.claim, a.task
@@ -152,13 +199,19 @@ local function try(u, plan, a, tombs)
   end
   mark_models(n, c)
   local why = short(n, c)
-  if why == 'capacity' and n.use.em and others_earmarked(u, n, c) then why = 'earmarked' end
+  local lent
+  if why == 'capacity' and n.use.em and (plan.ends_s or 0) > 0 then
+    lent = lend(u, n, c, plan)
+    why = short(n, c)
+  end
   local at
   if not why then
     at = quota(u, plan.queue, {c}, milli_of(c), c.cpu or 0, c.mem or 0)
     if at then why = 'quota' end
   end
   if why then
+    take_back(u, n, lent)
+    if why == 'capacity' and n.use.em and others_earmarked(u, n, c) then why = 'earmarked' end
     if own then
       charge(u, a.node, own.e.H, 1)
       charge_queue(u, own.e.q, own.e.T, 1)
@@ -177,6 +230,7 @@ local function try(u, plan, a, tombs)
     del_work(u, 't:' .. t)
     charge(u, a.node, c, -1)
     charge_queue(u, plan.queue, c, -1)
+    take_back(u, n, lent)
     if own then
       n.use.em = ids
       charge(u, a.node, own.e.H, 1)

@@ -13,7 +13,8 @@
 -- A plan that gathers (gather_s > 0) has no victims: its earmarks need not fit now, only into the empty node, and fill up
 -- as room comes free until the cap. Limits of its queue are not asked: what it aims at counts as used at once, so that
 -- others of the queue are refused until it starts, which is checked like any commit. A queue has one gatherer: g:<queue> {p = plan, j = job, r = its place in line}; one
--- of a lesser place takes over. Nodes on which another job has earmarks already are refused, so that no two wait for
+-- of a lesser place takes over. One that tells when it starts at the soonest (s) lends what it holds to claims of plans
+-- that say that they end before. Nodes on which another job has earmarks already are refused, so that no two wait for
 -- the same devices.
 
 function unlist_earmark(u, n, id)
@@ -249,7 +250,7 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
       for k, g in ipairs(a.charge.gpus) do H.gpus[k] = {g[1], 0, 0} end
     end
     put_work(u, 'e:' .. a.claim, {p = plan.id, j = plan.job, n = a.node, q = plan.queue, t = a.task, r = a.role,
-      T = a.charge, H = H})
+      T = a.charge, H = H, s = gather and (plan.start_s or 0) > 0 and u.now + plan.start_s * 1000 or nil})
     ears[i] = a.claim
     local n = node(u, a.node)
     n.use.em = n.use.em or {}

@@ -115,3 +115,37 @@ async def test_dropped_by_its_job_it_holds_nothing(scene: Scene) -> None:
     await scene.ledger.drop("job-g", ["g.0"], scene.generation)
     assert await scene.holders() == []
     assert (await scene.ledger.commit_evictions([gatherer(scene, "h", age=99.0)]))[0].taken == ("h.0",)
+
+
+async def test_who_ends_before_the_head_starts_is_lent_its_room_and_gives_it_back(scene: Scene) -> None:
+    await scene.running("a", 0)
+    large = msgspec.structs.replace(gatherer(scene, "g"), start_s=300)
+    assert (await scene.ledger.commit_evictions([large]))[0].taken
+    (before, _) = await scene.use()
+    silent, long, short = (scene.plan(name, (f"{name}-0", 1)) for name in ("s", "l", "k"))
+    long, short = msgspec.structs.replace(long, ends_s=301), msgspec.structs.replace(short, ends_s=290)
+    answers = await scene.ledger.commit([silent, long])
+    assert [a.refused for a in answers] == [{"s.0": Refusal.EARMARKED}, {"l.0": Refusal.EARMARKED}]
+    (after, _) = await scene.use()
+    assert msgspec.structs.replace(after["n1"], revision=0) == msgspec.structs.replace(before["n1"], revision=0)
+    assert (await scene.ledger.commit([short]))[0].taken == ("k.0",)
+    early = msgspec.structs.replace(scene.plan("y", ("g-0", 0), job="job-g"), assignments=large.assignments)
+    await scene.ledger.tasks_gone(["a"], TERM)
+    assert (await scene.ledger.commit([early]))[0].refused == {"g.0": Refusal.CAPACITY}
+    await scene.ledger.drop(short.job, ["k.0"], scene.generation)
+    (thief,) = await scene.ledger.commit([scene.plan("t", ("t-0", 1))])
+    assert thief.refused == {"t.0": Refusal.EARMARKED}, "it came back to whom it was kept for"
+    assert (await scene.ledger.commit([early]))[0].taken == ("g.0",)
+    nodes, _ = await scene.use()
+    assert (nodes["n1"].gpus, nodes["n1"].pods) == (((1000, 8000), (1000, 8000)), 1)
+
+
+async def test_a_gang_of_which_one_member_is_not_lent_room_borrows_nothing(scene: Scene) -> None:
+    large = msgspec.structs.replace(gatherer(scene, "g"), start_s=300)
+    await scene.ledger.commit_evictions([large])
+    before = await scene.use()
+    gang = msgspec.structs.replace(scene.plan("p", ("p-0", 0), ("p-1", 1), ("p-2", 1)), ends_s=10)
+    assert (await scene.ledger.commit([gang]))[0].taken == ()
+    nodes, queues = await scene.use()
+    assert (nodes["n1"].gpus, nodes["n1"].earmarked) == (before[0]["n1"].gpus, before[0]["n1"].earmarked)
+    assert queues["q"].gpu_milli == before[1]["q"].gpu_milli
