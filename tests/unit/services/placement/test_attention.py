@@ -40,7 +40,7 @@ def test_a_queue_whose_jobs_fail_one_after_the_other_gets_slices_and_any_success
 
 def test_success_after_success_takes_whole_passes() -> None:
     attention = Attention()
-    for _ in range(3):
+    for _ in range(5):
         attention.placed("a")
     assert attention.most("a", 0.0, 256) == 256
 
@@ -54,6 +54,8 @@ def test_in_a_pass_all_bounded_queues_together_get_little_and_the_others_all_the
             one = job(f"{queue}{number}", queue)
             pending.jobs[one.head.key] = one
             pending.dirty(one)
+    for _ in range(3):
+        pending.attention.placed("z")
     for number in range(30):
         one = job(f"z{number}", "z", created=9.0)
         pending.jobs[one.head.key] = one
