@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -164,9 +165,15 @@ class Books(RuleBasedStateMachine):
             ),
         )  # fmt: skip
 
-    @rule(work=works, queue=st.sampled_from(QUEUES), gang=st.booleans(), twice=st.booleans())
-    def commit(self, work: list[tuple[str, Charge]], queue: str, gang: bool, twice: bool) -> None:
-        plan = self.plan(work, queue, gang)
+    @rule(
+        work=works,
+        queue=st.sampled_from(QUEUES),
+        gang=st.booleans(),
+        twice=st.booleans(),
+        ends=st.sampled_from((0, 100, 400)),
+    )
+    def commit(self, work: list[tuple[str, Charge]], queue: str, gang: bool, twice: bool, ends: int) -> None:
+        plan = msgspec.structs.replace(self.plan(work, queue, gang), ends_s=ends)
         (answer,) = self.run(self.ledger.commit([plan]))
         if gang:
             assert len(answer.taken) in (0, len(plan.assignments))
@@ -244,13 +251,14 @@ class Books(RuleBasedStateMachine):
             self.evictions[plan.id] = plan
             self.marked[uid] = plan.id
 
-    @rule(work=works, queue=st.sampled_from(QUEUES), age=st.integers(0, 3))
-    def gathers(self, work: list[tuple[str, Charge]], queue: str, age: int) -> None:
-        """One gatherer per queue: the one of the lesser place, which another of its queue ends."""
+    @rule(work=works, queue=st.sampled_from(QUEUES), age=st.integers(0, 3), start=st.sampled_from((0, 300)))
+    def gathers(self, work: list[tuple[str, Charge]], queue: str, age: int, start: int) -> None:
+        """One gatherer per queue: the one of the lesser place, which another of its queue ends. One that tells when it
+        starts lends what it holds."""
         p = self.plan(work, queue, True)
         plan = EvictionPlan(
             p.id, p.job, "", "d", queue, 0, self.epoch, self.generation, 1, victims=(), assignments=p.assignments,
-            gather_s=600, place=(1, 0, float(age), p.job),
+            gather_s=600, start_s=start, place=(1, 0, float(age), p.job),
         )  # fmt: skip
         (answer,) = self.run(self.ledger.commit_evictions([plan]))
         known = self.evictions.get(self.gatherers.get(queue, ""))
