@@ -7,6 +7,7 @@ cannot be read or served carries the reasons in `unsupported`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,8 @@ from libs.kube.objects import OwnerReference, Pod, pod_decoder, present
 from libs.kube.requests import asked, tolerations
 from libs.kube.rules import rules_of
 
+#: Controllers that make a pod again however often it goes.
+_MAKES_AGAIN: Final = frozenset({"ReplicaSet", "StatefulSet", "ReplicationController"})
 _ENDED = ("Succeeded", "Failed")
 _MOST_INDEX = 1024
 
@@ -105,9 +108,15 @@ class PodView(msgspec.Struct, frozen=True):
 
     @property
     def wishes(self) -> Wishes | None:
-        """What it asks of a node, where something controls it and makes it again when it is evicted."""
-        if not any(owner.controller for owner in self.owners):
+        """What it asks of a node, where what controls it makes it again when it is evicted and counts that as no
+        failure. A Job and its likes may give up after a few; of them only who says `preemptible: "true"` moves."""
+        kinds = [owner.kind for owner in self.owners if owner.controller]
+        if not kinds:
             return None
+        if self.training_job is None and kinds[0] not in _MAKES_AGAIN:
+            said = self.annotations.get(keys.PREEMPTIBLE, "").strip().lower()
+            if said != "true":
+                return None
         return Wishes(self.request, self.node_selector, self.tolerations, self.rules)
 
     def to_task(self) -> Task:

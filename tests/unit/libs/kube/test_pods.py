@@ -279,3 +279,31 @@ class TestCharge:
     def test_ended_pods_hold_nothing_and_leaving_ones_all(self) -> None:
         assert not pod(status={"phase": "Failed"}, **self.BOUND).holds
         assert pod(meta={"deletionTimestamp": "2026-11-30T06:00:00Z"}, **self.BOUND).holds
+
+
+class TestWhoComesAgain:
+    """A pod that is evicted so that another fits must come again, and nobody must count that against it."""
+
+    def owned(self, kind: str, api: str = "apps/v1", **annotations: str) -> PodView:
+        owner = {"apiVersion": api, "kind": kind, "name": "o", "uid": "u", "controller": True}
+        said = {f"drystone.dev/{name}": value for name, value in annotations.items()}
+        return pod(meta={"ownerReferences": [owner]}, annotations=said, limits={"nvidia.com/gpu": "1"},
+                   nodeSelector={"pool": "a"})  # fmt: skip
+
+    @pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet"])
+    def test_what_is_made_again_however_often_may_move(self, kind: str) -> None:
+        wishes = self.owned(kind).wishes
+        assert wishes is not None
+        assert (wishes.request.gpu.count, wishes.node_selector) == (1, {"pool": "a"})
+
+    def test_a_training_job_s_pod_may_move_and_one_of_that_name_from_elsewhere_may_not(self) -> None:
+        assert self.owned("TrainingJob", "drystone.dev/v1alpha1").wishes is not None
+        assert self.owned("TrainingJob", "example.com/v1").wishes is None
+
+    def test_a_job_that_may_give_up_moves_only_when_it_says_so(self) -> None:
+        assert self.owned("Job", "batch/v1").wishes is None
+        assert self.owned("PyTorchJob", "kubeflow.org/v1").wishes is None
+        assert self.owned("Job", "batch/v1", preemptible="true").wishes is not None
+
+    def test_what_nothing_controls_does_not_come_again(self) -> None:
+        assert pod(annotations={"drystone.dev/preemptible": "true"}).wishes is None
