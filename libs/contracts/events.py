@@ -89,7 +89,7 @@ class PodFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="pod"):
     expected_s: int = 0
     checkpoint_s: int = 0
     workload: str = ""
-    #: Of a pod that comes again by itself when it is evicted (something controls it); else None.
+    #: Of a pod that comes again by itself when it is evicted, without harm; else None.
     wishes: Wishes | None = None
     #: As of `Task`: what it was to be near to.
     topology: Topology | None = None
