@@ -24,6 +24,9 @@ _DOUBTED_S: Final = 10.0
 #: Room that has not come by then is not waited for.
 COMES_S: Final = 60.0
 
+#: Pods of a job that were bound together have all been seen by then.
+SETTLED_S: Final = 2.0
+
 #: Milli GPUs, milli CPU, MiB.
 Room = list[int]
 
@@ -56,6 +59,9 @@ class RunningBook:
         self._leaving_of: dict[str, Room] = {}
         #: Pods that leave and whose room is promised to nobody, or to a job that waits for it: (since when, job).
         self._coming: dict[str, tuple[float, str]] = {}
+        #: Pods seen since the last pass, and when others were first seen, as far as that may matter.
+        self._fresh: set[str] = set()
+        self._first_seen: dict[str, float] = {}
         self._floors: dict[str, int] = {}
         self._dirty: set[str] = set()
 
@@ -66,6 +72,7 @@ class RunningBook:
             self._drop(old)
             old = None
         if old is None:
+            self._fresh.add(task.uid)
             self.by_queue[task.queue] = self.by_queue.get(task.queue, 0) + 1
         self.by_uid[task.uid] = task
         self.by_node.setdefault(task.node, {})[task.uid] = task
@@ -108,6 +115,25 @@ class RunningBook:
             if not alike:
                 del self.by_workload[workload(task)]
         self._dirty.add(task.node)
+
+    def pass_begins(self, now: float) -> None:
+        """`now` as of `Engine.decide`. What was seen before the first pass is everything that there was."""
+        if not self.clock:
+            self._fresh.clear()
+        self.clock = now
+        first_seen = self._first_seen
+        for uid in [uid for uid, at in first_seen.items() if now - at > SETTLED_S or uid not in self.by_uid]:
+            del first_seen[uid]
+        first_seen.update(dict.fromkeys(self._fresh, now))
+        self._fresh.clear()
+
+    def settles_at(self, job: str) -> float:
+        """Until when other pods of the job may be on nodes already and not seen yet: a while after the last that came.
+        0: they have all been seen."""
+        seen = self._first_seen
+        if not seen:
+            return 0.0
+        return max((seen[uid] + SETTLED_S for uid in self.by_job.get(job, ()) if uid in seen), default=0.0)
 
     def mark(self, uid: str) -> None:
         self.marked.add(uid)

@@ -121,7 +121,8 @@ class Session:
 
     def begin(self, now: float = 0.0) -> None:
         """Start of a pass. `now`: seconds since the epoch, 0 where nobody knows."""
-        self.now = self.running.clock = now
+        self.now = now
+        self.running.pass_begins(now)
         self.snapshot.trim()
         self.book.trim()
         self.memo.clear()

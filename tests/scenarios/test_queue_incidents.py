@@ -90,6 +90,31 @@ def test_ten_pods_were_evicted_where_one_worker_of_an_elastic_job_is_enough() ->
     assert decision.rule == "shrink"
 
 
+def test_half_of_a_job_that_just_started_was_taken_for_all_of_it_and_the_other_half_was_left_alone() -> None:
+    """The words about its pods come one by one: two of four are seen, and two is its minimum."""
+    facts = cluster().node("n", gpus=4).running("elastic", gpus=1, count=4, gang_min=2, priority=1, started=NOW)
+    seen, facts.pods = facts.pods, []
+    engine = engine_of(facts)
+    engine.decide([], NOW)
+    for task in seen[:2]:
+        engine.pod_seen(task)
+    (decision,) = engine.decide([pod("p", gpus=1, priority=5)], NOW + 1)
+    assert decision.victims == ()
+    assert "2 pods protected as just starting until" in decision.verdict.message
+    assert decision.verdict.until == NOW + 3
+    engine.settle()
+    for task in seen[2:]:
+        engine.pod_seen(task)
+    (decision,) = engine.decide([pod("p", gpus=1, priority=5)], NOW + 1.5)
+    assert (len(decision.victims), decision.rule) == (1, "shrink")
+    engine.settle()
+    (decision,) = engine.decide([pod("p", gpus=4, priority=5)], NOW + 2.5)
+    assert decision.victims == ()
+    engine.settle()
+    (decision,) = engine.decide([pod("p", gpus=4, priority=5)], NOW + 4)
+    assert len(decision.victims) == 4
+
+
 def test_surplus_yields_one_by_one_and_the_minimum_stays() -> None:
     facts = cluster().node("n", gpus=8).running("elastic", gpus=1, count=8, gang_min=4, priority=1)
     (decision,) = decide(facts, gang("train", 4, gpus=1, priority=5))

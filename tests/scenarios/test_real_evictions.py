@@ -202,8 +202,9 @@ async def test_a_gang_broken_by_a_drain_is_completed_before_a_newcomer_takes_its
     for name in lost:
         await world.delete(name)
     marks = {keys.JOB: "train", keys.GANG_MIN: "4"}
-    await world.create(world.pod("newcomer"))
     await world.create(*(world.pod(f"{name}-again", annotations=marks) for name in lost))
+    await asyncio.sleep(1.1)  # ages are whole seconds
+    await world.create(world.pod("newcomer"))
     await world.until(lambda pods: all(bool(pods[f"{name}-again"].reason) for name in lost if f"{name}-again" in pods))
     body = msgspec.json.encode({"spec": {"unschedulable": None}})
     path = f"{writes.NODES}/{second}"

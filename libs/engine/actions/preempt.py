@@ -13,6 +13,7 @@ from libs.engine import explain, gang
 from libs.engine.actions.protect import Shield, protection, told, words
 from libs.engine.actions.rights import Right, Rights
 from libs.engine.actions.room import PRIORITY, least_of, make_room, may_ask, rights_of, room_helps, wanted
+from libs.engine.actions.victims import elastic
 from libs.engine.api import Decision, PendingJob
 from libs.engine.feasible import Feasibility
 from libs.engine.session import Session
@@ -64,7 +65,7 @@ def _protected(session: Session, rights: Rights, view: Feasibility) -> tuple[str
         for task in pods.values():
             if not task.ours or not session.running.stays(task) or rights.of(task) is Right.NONE:
                 continue
-            kept = guard.of(task)
+            kept = guard.of(task) or (guard.starting(task) if elastic(task) else None)
             if kept is not None:
                 counts[kept.shield] += 1
                 if kept.until:

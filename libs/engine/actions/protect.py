@@ -24,6 +24,7 @@ class Shield(enum.StrEnum):
     NOT_PREEMPTIBLE = "as not preemptible"
     MIN_RUN = "by minimum run time"
     EVICTIONS = "as evicted often enough"
+    STARTING = "as just starting"
 
 
 class Kept(NamedTuple):
@@ -63,6 +64,11 @@ class Protection:
             return Kept(Shield.MIN_RUN, task.started + policy.min_run_s)
         left, until = self._allowance(task, policy)
         return None if left > 0 else Kept(Shield.EVICTIONS, until)
+
+    def starting(self, task: RunningTask) -> Kept | None:
+        """Of a pod that only its whole job may go with, while not all of it is seen."""
+        until = self._session.running.settles_at(task.job)
+        return Kept(Shield.STARTING, until) if until else None
 
     def notice_s(self, task: RunningTask) -> int:
         """How long before it goes the pod is told, as its queue says."""

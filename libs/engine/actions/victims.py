@@ -120,7 +120,8 @@ def units_on(running: RunningBook, node: str, may: May, appraiser: Appraiser, su
             units.append((appraiser.cost((unit,)), unit))
             continue
         whole.add(pod.job)
-        if not surplus_only and all(map(may, members)):
+        # What is a whole gang as far as it is seen may be the part above the minimum of one that is just starting.
+        if not surplus_only and not running.settles_at(pod.job) and all(map(may, members)):
             unit = Unit(tuple(sorted(members, key=_preference)), True)
             units.append((appraiser.cost((unit,)), unit))
     units.sort(key=_by_cost)
