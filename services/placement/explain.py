@@ -30,6 +30,8 @@ _BEHIND: Final = 3
 #: Starts are worked out for so many in front of each queue, and anew no sooner than this.
 _FRONT: Final = 1
 _START_S: Final = 30.0
+#: Between two of them, whichever queues they are of: one takes some milliseconds.
+_BETWEEN_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Explainer:
         self._picture = _Picture()
         self._starts: dict[str, tuple[float, str, Start]] = {}
         self._told: dict[str, Turn] = {}
+        self._next_start = float("-inf")
 
     def turn_of(self, job: Job, now: float, wall: float) -> Turn | None:
         """Of a job that waits; None where it does not. `now` is monotonic, `wall` seconds since the epoch."""
@@ -150,6 +153,9 @@ class Explainer:
         at, key, start = self._starts.get(job.head.queue, (float("-inf"), "", Start()))
         if key == job.head.key and now - at < _START_S:
             return start
+        if now < self._next_start:
+            return start if key == job.head.key else Start()
+        self._next_start = now + _BETWEEN_S
         state = self._state
         reserved = state.view.engine.reserve(state.pending.to_engine(job, may_evict=False), wall)
         start = reserved.start if reserved is not None else Start()

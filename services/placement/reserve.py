@@ -29,6 +29,8 @@ from services.placement.state import State
 #: How often heads of lines are looked at, and how soon one that got nothing is looked at again.
 TICK_S: Final = 1.0
 AGAIN_S: Final = 10.0
+#: Heads that are decided with a reservation in mind at one tick: to look where one could start takes some milliseconds.
+AT_ONCE: Final = 4
 #: Of a queue's line, so many are looked at for one whose turn it is.
 _HEADS: Final = 16
 _LONGEST_S: Final = 86_400
@@ -74,6 +76,7 @@ class Reservations:
                 self._lapse(job, now)
         if self._turn_s <= 0:
             return
+        due: list[tuple[float, str, Job]] = []
         for queue in state.waiting.queues:
             job = state.pending.jobs.get(self._turn(queue) or "")
             if job is None or not self._waited(job, now, wall):
@@ -82,6 +85,9 @@ class Reservations:
             look = self._looks.get(queue)
             if look is not None and look.key == job.head.key and look.at > now:
                 continue
+            due.append((look.at if look is not None else float("-inf"), queue, job))
+        due.sort(key=lambda one: one[:2])
+        for _, queue, job in due[:AT_ONCE]:
             self._looks[queue] = _Look(job.head.key, now + AGAIN_S)
             state.poke(job)
 

@@ -39,7 +39,7 @@ async def test_a_pod_of_a_whole_node_starts_although_small_ones_never_end_coming
             await s.until(lambda: len(s.bound()) == 16)
             await s.hint(s.pod("large", gpus=8))
             started = 0
-            for _ in range(80):
+            for _ in range(300):
                 name = min((n for n in s.bound() if n != "large"), key=lambda n: int(n[1:]))
                 gone = ends(s, name)
                 await s.ledger.tasks_seen([seen(gone)], 1)
