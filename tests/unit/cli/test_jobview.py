@@ -148,3 +148,11 @@ def test_a_name_comes_before_an_id() -> None:
 )
 def test_counts_are_read_back_from_the_sentence(message: str, nodes: dict[str, int]) -> None:
     assert counted(message) == nodes
+
+
+@pytest.mark.parametrize(
+    "place", [". 3rd of 12 waiting in queue a (2nd of all), behind x", ". about 20th of 30 waiting in queue a", ""]
+)
+def test_what_helps_ends_where_the_place_in_line_begins(place: str) -> None:
+    group = Group("pod", "team", "p", message=f"0/2 nodes fit; helps: 4 idle GPUs, 1 more node like n1{place}")
+    assert group.record()["helps"] == "4 idle GPUs, 1 more node like n1"
