@@ -158,6 +158,8 @@ def test_a_preference_never_costs_a_place(
     plain = gang("g", tasks, minimum=minimum, priority=-9, **shape)
     (near,), (anywhere,) = engine_of(facts).decide([job]), engine_of(facts).decide([plain])
     assert len(near.placements) == len(anywhere.placements)
+    assert near.verdict.kind is anywhere.verdict.kind
+    assert near.verdict.reason is anywhere.verdict.reason
     rooms = [
         len(engine_of(only(facts, names)).decide([plain])[0].placements) for names in domains(facts, level).values()
     ]
@@ -203,6 +205,9 @@ def test_the_order_in_which_nodes_came_changes_no_choice(
     other.pods = list(facts.pods)
     rng.shuffle(other.pods)
     assert engine_of(other).decide(jobs) == one
+    for decision in one:
+        assert decision.placements or decision.verdict.kind is not Kind.FITS
+        assert decision.verdict.kind is Kind.FITS or (decision.verdict.message and decision.verdict.wakes_on)
 
 
 @laws

@@ -37,13 +37,13 @@ def allocate(session: Session, job: PendingJob, refused: Decision | None) -> Dec
         statement.rollback()
         return Decision(head.key, gang.room_never(session, tasks, need) or verdict)
     filled = Filled()
-    seating = seating_of(session, statement, job, tasks, chain, earmarks) if wished(tasks) else None
+    seating = seating_of(session, statement, job, tasks, chain, earmarks or kept) if wished(tasks) else None
     for ordered in _orders(tasks, need):
         statement.rollback(before)
-        if seating is None:
-            filled = fill(session, statement, ordered, chain, earmarks or kept)
-        else:
+        if seating is not None:
             filled = seating.attempt(ordered, need)
+        if seating is None or not (seating.demands or need.met(filled.tasks)):
+            filled = fill(session, statement, ordered, chain, earmarks or kept)
         if need.met(filled.tasks):
             if kept:
                 _take_back(session, statement, kept, filled.used, ())

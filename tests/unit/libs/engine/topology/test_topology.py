@@ -293,6 +293,22 @@ def test_a_preference_bars_nothing_not_even_nodes_without_the_label() -> None:
     assert sorted(nodes(decision)) == ["r1-0", "stray"]
 
 
+def test_a_preference_that_finds_no_room_is_refused_like_anybody() -> None:
+    facts = racks(2, 2).running("base", gpus=8, on="r1-0", priority=9)
+    job = gang("g", 4, gpus=8, topology=RATHER_ONE_RACK)
+    plain = gang("g", 4, gpus=8)
+    assert decide(facts, job)[0].verdict == decide(facts, plain)[0].verdict
+    assert decide(facts, job)[0].verdict.reason is Reason.GANG_ROOM
+    (alone,) = decide(facts, pod("p", gpus=16, topology=RATHER_ONE_RACK))
+    assert (alone.verdict.kind, alone.verdict.reason) == (Kind.NEVER, Reason.GPU_TOTAL)
+
+
+def test_a_preference_makes_room_like_anybody() -> None:
+    facts = racks(1, 1).running("a", gpus=8, on="r1-0").running("b", gpus=8, on="r2-0")
+    (decision,) = decide(facts, gang("g", 2, gpus=8, priority=5, topology=RATHER_ONE_RACK))
+    assert sorted(v.name for v in decision.victims) == ["a", "b"]
+
+
 def test_a_required_zone_and_within_it_rather_one_rack() -> None:
     facts = add_racks(racks(1, 2, zone="a"), 2, 2, zone="b", start=3)
     wish = Topology(role=Near("zone", "rack"))
