@@ -192,7 +192,7 @@ async def test_a_preemptor_with_its_hands_full_takes_no_more_plans():
     world = await Preemptors().open()
     victims = [await world.running(f"low-{n}", n) for n in range(4)]
     never = asyncio.Event()
-    world.kube.faults.append(held_up(lambda method, _path: method == "GET", never, times=1000))
+    world.kube.faults.append(held_up(lambda _method, _path: True, never, times=1000))
     async with world.preemptor(plans_in_hand=2, write_timeout_s=5.0, give_up_s=60.0) as service:
         for n, victim in enumerate(victims[:2]):
             await world.send(await world.plan(victim, gpus=(n,)))
