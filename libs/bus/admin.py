@@ -101,7 +101,10 @@ async def _appeared(admin: Any, topics: Sequence[Topic], settings: KafkaSettings
 
 async def _create(admin: Any, missing: Sequence[Topic], replicas: int) -> None:
     answer = await admin.create_topics(
-        [NewTopic(topic.name, topic.partitions, replicas, topic_configs=topic.config(replicas)) for topic in missing]
+        [
+            NewTopic(topic.name, topic.partitions, replicas, topic_configs={**topic.config(replicas), **topic.tuning()})
+            for topic in missing
+        ]
     )
     for name, code, *text in answer.topic_errors:
         # Somebody else may have made it meanwhile; the comparison that follows says whether it is right.

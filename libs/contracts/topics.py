@@ -29,6 +29,19 @@ class Topic:
             config["retention.ms"] = str(self.retention_ms)
         return config
 
+    def tuning(self) -> dict[str, str]:
+        """What a topic is created with besides, and may be changed later. The broker compacts closed segments only, and
+        by itself closes one at a gigabyte or after a week: until then whoever starts reads all that ever happened."""
+        if not self.compacted:
+            return {}
+        return {
+            "segment.bytes": str(32 * 1024 * 1024),
+            "segment.ms": str(HOUR_MS // 6),
+            "min.cleanable.dirty.ratio": "0.3",
+            # How long a reader from the start may take without missing that something went.
+            "delete.retention.ms": str(HOUR_MS),
+        }
+
 
 #: Partitions of the job-keyed internal topics. Equal for all of them (the owner of a partition of `drystone.tasks`
 #: reads the same number of `drystone.outcomes`), and never changed in place.

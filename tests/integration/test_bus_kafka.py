@@ -6,8 +6,10 @@ import time
 import uuid
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from libs.bus.admin import check_topics, ensure_topics
+from libs.bus.admin import _configs, check_topics, ensure_topics
 from libs.bus.group_reader import KafkaGroupReader
 from libs.bus.kafka import KafkaBus, KafkaSettings
 from libs.bus.port import BusMisconfigured, BusUnavailable, Incoming, Outgoing
@@ -178,3 +180,22 @@ async def test_drift_is_told_and_refused_at_start(info: StackInfo) -> None:
         await KafkaBus(settings, [wanted]).open()
     with pytest.raises(BusMisconfigured, match="is missing"):
         await check_topics(settings, [Topic("never-made", 1)])
+
+
+async def test_a_compacted_topic_is_compacted_while_it_is_in_use_and_may_be_tuned_otherwise(info: StackInfo) -> None:
+    """Who starts reads all of it: by itself the broker would keep a gigabyte of what is over in every partition."""
+    tuned, plain = Topic(f"t-{uuid.uuid4().hex[:8]}", 1, compacted=True), Topic(f"t-{uuid.uuid4().hex[:8]}", 1)
+    settings = KafkaSettings(info.kafka_bootstrap)
+    assert await ensure_topics(settings, create=True, topics=[tuned, plain], replicas=1) == []
+    admin = AIOKafkaAdminClient(**settings.client())
+    await admin.start()
+    try:
+        found = await _configs(admin, [tuned.name, plain.name])
+        assert {name: found[tuned.name][name] for name in tuned.tuning()} == tuned.tuning()
+        assert int(found[plain.name]["segment.bytes"]) > int(found[tuned.name]["segment.bytes"])
+        resource = ConfigResource(ConfigResourceType.TOPIC, tuned.name, {"segment.ms": "3600000"})
+        await admin.alter_configs([resource])
+    finally:
+        await admin.close()
+    drift = await ensure_topics(settings, create=False, topics=[tuned], replicas=1)
+    assert not [one for one in drift if one.what in tuned.tuning()], "an operator may have reasons"
