@@ -314,7 +314,7 @@ class QueueLoop:
                 if offers is None:
                     offers = self._offers()
                 offered = offers[1] if order.needs_fresh(item, now) else offers[0]
-                victims = choose(self.cluster, offered, self.by_node, lane.milli, item, order, now)
+                victims = choose(self.cluster, offered, self.by_node, lane.milli, item, order, now, offers[0])
                 if victims is None:
                     vain.add((lane.milli, front))
                     self._look = min(self._look, self._ripe(item))

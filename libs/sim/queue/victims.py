@@ -27,10 +27,10 @@ ByNode = list[dict[int, Run]]
 
 
 def choose(
-    cluster: Cluster, offered: ByNode, held: ByNode, milli: int, to: Item, order: Order, now: float
+    cluster: Cluster, offered: ByNode, held: ByNode, milli: int, to: Item, order: Order, now: float, looked: ByNode
 ) -> list[Run] | None:
     """The victims, no more than the order allows, or None where no set will do. `offered` and `held`: runs by node,
-    those that may be evicted at all, and everybody."""
+    those that may be evicted at all, and everybody. Nodes with none in `looked` are not looked at."""
     gpus = max(1, milli // WHOLE)
     allowed: dict[int, bool] = {}
 
@@ -48,7 +48,7 @@ def choose(
     best: list[Run] | None = None
     best_cost = (0.0, 0)
     for node, runs in enumerate(offered):
-        if not runs:
+        if not looked[node]:
             continue
         found = _on(cluster, runs, node, gpus, may)
         if found is not None and len(found) <= most:
