@@ -74,7 +74,8 @@ _assign = MemoryFullReader.assign
 
 
 def _follow_others(self: MemoryFullReader, partitions: Any, *, at_end: bool) -> None:
-    _assign(self, {(topic, (p + 1) % 12) for topic, p in partitions}, at_end=at_end)
+    others = {(topic, p) for topic, _ in partitions for p in range(12)} - set(partitions)
+    _assign(self, others, at_end=at_end)
 
 
 _parse_node = kube_nodes.parse_node
@@ -341,9 +342,7 @@ async def test_07_the_node_changes_its_version_before_each_commit_of_a_gang(worl
     law({f"g{n}" for n in range(4)} <= world.bound().keys(), "a gang that fits is committed")
 
 
-@incident(
-    limit_in_the_commit=lua(("at = quota(u, plan.queue, milli_of(c)", "local _ = quota(u, plan.queue, milli_of(c)"))
-)
+@incident(limit_in_the_commit=lua(("at = quota(u, plan.queue, {c}", "local _ = quota(u, plan.queue, {c}")))
 async def test_08_two_replicas_check_a_limit_and_each_add_to_it(world: World) -> None:
     world.limits["team"] = 8000
     world.node("n1", 8)
