@@ -26,7 +26,7 @@ def owned(manifest: dict[str, Any], owner: int) -> dict[str, Any]:
     uid = f"00000000-0000-4000-8000-{owner:012d}"
     manifest["metadata"]["labels"] = {**manifest["metadata"].get("labels", {}), _LABEL: str(owner)}
     manifest["metadata"]["ownerReferences"] = [
-        {"apiVersion": "batch/v1", "kind": "Job", "name": f"owner-{owner}", "uid": uid, "controller": True}
+        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"owner-{owner}", "uid": uid, "controller": True}
     ]
     return manifest
 
