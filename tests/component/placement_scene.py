@@ -148,8 +148,10 @@ class Scene:
         answer = self.kube.call_now("GET", writes.pods_path())
         return [parse_pod(msgspec.json.encode(item)) for item in msgspec.json.decode(answer.body)["items"]]
 
-    async def earmarks(self) -> int:
-        return sum([1 async for h in self.ledger.all_holders() if h.state == "earmark"])
+    async def earmarks(self, job: str = "") -> int:
+        """Of one job, or of all."""
+        holders = [h async for h in self.ledger.all_holders()]
+        return sum(h.state == "earmark" and job in ("", h.job) for h in holders)
 
     def bound(self) -> dict[str, str]:
         return {p.name: p.node for p in self.read_pods() if p.node and not p.ended}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +93,10 @@ async def test_who_was_evicted_and_what_was_used_stands_in_the_queues_status(wor
     assert said["history"]["gpuMilliSeconds"] > 0
     assert said["used"][keys.GPU_RESOURCE] == "8"
     assert said["conditions"][0]["status"] == "True"
+
+    command = [str(Path(sys.executable).with_name("drystone")), "queue", queue, "--json"]
+    command += ["--kubeconfig", str(world.info.kubeconfig)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, timeout=60)
+    (row,) = json.loads(done.stdout)
+    assert row["used"][keys.GPU_RESOURCE] == "8"
+    assert row["evicted"].keys() == gone

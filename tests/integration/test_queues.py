@@ -14,7 +14,7 @@ from libs.kube import queues, writes
 from libs.kube.objects import queue_decoder
 from libs.kube.outcomes import Outcome, classify, status_of
 from libs.kube.port import Answer, Kube
-from tools.load import Load
+from tools.load import Load, kubectl
 from tools.stack import StackInfo
 
 pytestmark = pytest.mark.real
@@ -103,3 +103,24 @@ async def test_what_makes_sense_comes_back_as_it_was_said(admin: Kube, named: st
     assert (read.queue.preemptible, read.queue.min_run_s) == (False, 900)
     assert (read.queue.evictions, read.queue.evictions_window_s) == (2, 3600)
     assert read.queue.namespaces == ("team-a", "team-b")
+
+
+async def test_what_kubectl_shows_is_the_share_and_the_use(info: StackInfo, admin: Kube, named: str) -> None:
+    spec = {"parent": "org", "limits": {"nvidia.com/gpu": 16}, "deserved": {"nvidia.com/gpu": "7500m"}}
+    uid = json.loads((await create(admin, named, spec)).body)["metadata"]["uid"]
+    status = {"used": {"nvidia.com/gpu": "5"}, "pending": {"jobs": 3, "tasks": 9, "gpus": "12"}, "no-such": "field"}
+    assert (await writes.patch_queue_status(admin, named, uid, status)).ok
+    shown = kubectl(info, "get", "queues.drystone.dev", named)
+    head, row = shown.splitlines()
+    assert head.split() == ["NAME", "PARENT", "GPU-LIMIT", "GPU-DESERVED", "GPU-USED", "PENDING", "AGE"]
+    assert row.split()[:6] == [named, "org", "16", "7500m", "5", "3"]
+    stored = json.loads((await admin.call("GET", f"{writes.QUEUES}/{named}")).body)
+    assert stored["spec"] == spec, "a status is written beside the spec"
+    assert "no-such" not in stored["status"]
+
+
+async def test_a_status_meant_for_another_queue_of_the_name_is_not_written(admin: Kube, named: str) -> None:
+    assert (await create(admin, named, {})).ok
+    answer = await writes.patch_queue_status(admin, named, str(uuid.uuid4()), {"path": named})
+    assert classify(answer) is Outcome.CONFLICT
+    assert "status" not in json.loads((await admin.call("GET", f"{writes.QUEUES}/{named}")).body)
