@@ -226,8 +226,8 @@ class MixCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LearnedMix(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the owner of one partition of the jobs has learned of their sizes: `seen` tasks, of jobs created `until` then
-    (seconds since the epoch)."""
+    """What the owner of one partition of the jobs has learned of their sizes: `seen` tasks, of jobs created `until`
+    then (seconds since the epoch)."""
 
     partition: int
     seen: int
