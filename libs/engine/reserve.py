@@ -10,8 +10,9 @@ free GPUs: cost is bounded, the best node of a very large cluster may be missed.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -65,6 +66,7 @@ def _reserve(session: Session, job: PendingJob) -> Reserved | None:
     placements: list[Placement] = []
     placed: list[Task] = []
     ends: list[End] = []
+    nodes: dict[Feasibility, _Nodes] = {}
     try:
         for task in gang.order(door.usable, need):
             if placed and need.met(placed):
@@ -73,9 +75,13 @@ def _reserve(session: Session, job: PendingJob) -> Reserved | None:
             if now.placements:
                 placements += now.placements
                 placed.append(task)
+                _changed(nodes, [session.snapshot.rows[p.node] for p in now.placements])
                 continue
             view = session.feasible(task)
-            room = _best(session, job, view)
+            known = nodes.get(view)
+            if known is None or view.ruled:
+                known = nodes[view] = _Nodes(session, job, view)
+            room = known.best()
             if room is None:
                 if not need.together:
                     return None
@@ -86,6 +92,7 @@ def _reserve(session: Session, job: PendingJob) -> Reserved | None:
             if charge is None:
                 return None
             statement.take(room.row, charge, (), session.resident(task, room.row))
+            _changed(nodes, [room.row])
             placements.append(session.placement(task, room.row, charge))
             placed.append(task)
             ends.append(room.last)
@@ -141,25 +148,65 @@ def start_of(ends: list[End]) -> Start:
     return Start(max(e.at for e in ends), max(e.low for e in ends), max(e.high for e in ends), basis)
 
 
-def _best(session: Session, job: PendingJob, view: Feasibility) -> _Room | None:
-    snapshot = session.snapshot
-    view.refresh()
-    rows = np.flatnonzero((view.codes == 0) & (view.slots() > 0))
-    if len(rows) > LOOKED_AT:
-        free = snapshot.columns().gpu_free[rows]
-        rows = rows[np.lexsort((snapshot.rank[rows], -free))[:LOOKED_AT]]
-    best: _Room | None = None
-    for row in rows.tolist():
+class _Nodes:
+    """The nodes that are looked at for one class of tasks, the best first. One is worked out anew only when something
+    on it changed: worked out for each task, a gang of 500 cost seconds. (Where rules between pods speak of the class,
+    any change may matter anywhere; then this serves one task.)"""
+
+    def __init__(self, session: Session, job: PendingJob, view: Feasibility) -> None:
+        self._session, self._job, self._view = session, job, view
+        self._rooms: list[_Room] = []
+        self._stale: set[int] = set()
+        self._all = False
+        self._look()
+
+    def changed(self, rows: Iterable[int]) -> None:
+        self._stale.update(rows)
+        self._all = False
+
+    def best(self) -> _Room | None:
+        while True:
+            while self._rooms:
+                room = self._rooms[0]
+                if room.row not in self._stale:
+                    return room
+                heapq.heappop(self._rooms)
+                self._stale.discard(room.row)
+                self._view.refresh()
+                if self._view.codes[room.row] == 0 and self._view.slots()[room.row] > 0:
+                    self._work_out(room.row)
+            if self._all:
+                return None
+            self._look()
+
+    def _look(self) -> None:
+        view, snapshot = self._view, self._session.snapshot
+        view.refresh()
+        rows = np.flatnonzero((view.codes == 0) & (view.slots() > 0))
+        if len(rows) > LOOKED_AT:
+            free = snapshot.columns().gpu_free[rows]
+            rows = rows[np.lexsort((snapshot.rank[rows], -free))[:LOOKED_AT]]
+        self._stale.clear()
+        self._all = True
+        for row in rows.tolist():
+            self._work_out(row)
+
+    def _work_out(self, row: int) -> None:
+        snapshot = self._session.snapshot
         state = snapshot.states[row]
-        if state is None or not view.admits(row):
-            continue
+        if state is None or not self._view.admits(row):
+            return
         use = snapshot.uses.get(state.name)
-        if use is not None and any(key != job.head.key for key in use.earmarked):
-            continue
-        found = _on(session, view, row)
-        if found is not None and (best is None or found[:4] < best[:4]):
-            best = found
-    return best
+        if use is not None and any(key != self._job.head.key for key in use.earmarked):
+            return
+        found = _on(self._session, self._view, row)
+        if found is not None:
+            heapq.heappush(self._rooms, found)
+
+
+def _changed(nodes: Mapping[Feasibility, _Nodes], rows: Sequence[int]) -> None:
+    for known in nodes.values():
+        known.changed(rows)
 
 
 def _on(session: Session, view: Feasibility, row: int) -> _Room | None:
