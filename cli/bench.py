@@ -117,6 +117,15 @@ def reclaim(nodes: int, size: int, singles: int, gangs: int, moves: int, keep: P
     return 0 if result["within"] else 1
 
 
+def hopeless(nodes: int, hopeless: int, pods: int, rate: float, runs: int, as_json: bool) -> int:
+    from bench.hopeless import run
+
+    _end_children_too()
+    result = asyncio.run(run(nodes, hopeless, pods, rate, runs, report=note))
+    _print(result, as_json)
+    return 0 if result["within"] else 1
+
+
 def _print(result: dict[str, Any], as_json: bool) -> int:
     if as_json:
         show(result)

@@ -218,6 +218,21 @@ def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json =
     raise typer.Exit(gang(size, nodes, runs, as_json))
 
 
+@bench_app.command("hopeless")
+def bench_hopeless(
+    nodes: int = 60,
+    hopeless: Annotated[int, typer.Option(help="Pods of another tenant that fit nowhere, no two alike.")] = 5000,
+    pods: int = 300,
+    rate: Annotated[float, typer.Option(help="Of the measured pods, per second.")] = 40.0,
+    runs: int = 5,
+    as_json: Json = False,
+) -> None:
+    """One tenant's hopeless pods beside another's that fit: what the latter wait for. Exit 1 over a limit."""
+    from cli.bench import hopeless as measure
+
+    raise typer.Exit(measure(nodes, hopeless, pods, rate, runs, as_json))
+
+
 @bench_app.command("reclaim")
 def bench_reclaim(
     nodes: int = 500,
