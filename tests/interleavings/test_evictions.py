@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from libs.domain.jobs import partition_of
+from libs.domain.verdicts import Verdict
 from libs.kube import writes
 from libs.store.redis import RedisLedger
 from services.placement.gangs import Patience
-from services.placement.jobs import Order
+from services.placement.jobs import Job, Order
+from services.placement.reserve import Reservations
 from services.preemptor.evict import Evictor
 from tests.interleavings.world import NS, World, incident, law, lua, python
 
@@ -27,6 +29,10 @@ async def _all_well(*_: Any) -> dict[str, str]:
 def _whoever(self: Patience, _orders: Mapping[str, Order], ours: Iterable[str], now: float) -> str | None:
     ripe = (k for k in sorted(ours) if now - self.since[k] >= self.grace_s and k not in self.yielding)
     return next(ripe, None)
+
+
+def _for_nobody(self: Reservations, _job: Job, _verdict: Verdict) -> bool:
+    return False
 
 
 def of_replica(replica: int, prefix: str) -> str:
@@ -179,3 +185,30 @@ async def test_19_the_beneficiary_is_deleted_before_its_victim_goes(world: World
     beginning.go()
     await world.rest(5.0)
     law("low" in world.bound(), "no eviction without somebody whom it helps")
+
+
+# -- 20: the head of the line -----------------------------------------------------------------------------------------
+
+
+@incident(head_reservation=python(Reservations, "wanted", _for_nobody))
+async def test_20_a_large_job_heads_one_partition_while_another_fills_the_holes(world: World) -> None:
+    world.node("n1", 2)
+    await world.start("watcher")
+    await world.start("placement", "-1", placement_reserve_after_s=1.0)
+    await world.start("placement", "-2", placement_reserve_after_s=1.0)
+    await world.start("binder")
+    small = [of_replica(2, f"small{n}-") for n in range(30)]
+    for name in small[:2]:
+        world.pod(name)
+    await world.until(lambda: world.bound().keys() >= set(small[:2]), "the small ones run")
+    large = of_replica(1, "large")
+    world.pod(large, 2)
+    await world.rest(3.0)
+    for name in small[2:]:
+        world.pod(name)
+        await world.rest(0.5)
+        world.delete(min(set(small) & world.bound().keys(), key=small.index))
+        await world.rest(1.0)
+        if large in world.bound():
+            break
+    law(large in world.bound(), "who stands first is not passed for ever by another replica's jobs")
