@@ -29,7 +29,7 @@ RATIO: Final = 1.5
 
 
 async def run(
-    nodes: int, hopeless: int, pods: int, rate: float, runs: int, *, report: Callable[[str], None]
+    nodes: int, hopeless: int, pods: int, rate: float, runs: int, settle_s: float, *, report: Callable[[str], None]
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="drystone-bench-") as scratch:
         place = Path(scratch)
@@ -49,7 +49,7 @@ async def run(
                     for n in range(runs):
                         alone.append(await _measure(load, f"alone-{n}", pods, rate, random.Random(n)))
                         await load.create_pods([_hopeless(n, i) for i in range(hopeless)])
-                        await asyncio.sleep(2.0)
+                        await asyncio.sleep(settle_s)
                         before, begun = _evaluations(fleet), time.monotonic()
                         beside.append(await _measure(load, f"beside-{n}", pods, rate, random.Random(n)))
                         evaluated.append((_evaluations(fleet) - before) / (time.monotonic() - begun))
@@ -66,6 +66,7 @@ async def run(
         "nodes": nodes,
         "hopeless": hopeless,
         "pods": pods,
+        "settle_s": settle_s,
         "alone_ms": alone,
         "beside_ms": beside,
         "p99_ratios": ratios,

@@ -117,11 +117,11 @@ def reclaim(nodes: int, size: int, singles: int, gangs: int, moves: int, keep: P
     return 0 if result["within"] else 1
 
 
-def hopeless(nodes: int, hopeless: int, pods: int, rate: float, runs: int, as_json: bool) -> int:
+def hopeless(nodes: int, hopeless: int, pods: int, rate: float, runs: int, settle: float, as_json: bool) -> int:
     from bench.hopeless import run
 
     _end_children_too()
-    result = asyncio.run(run(nodes, hopeless, pods, rate, runs, report=note))
+    result = asyncio.run(run(nodes, hopeless, pods, rate, runs, settle, report=note))
     _print(result, as_json)
     return 0 if result["within"] else 1
 

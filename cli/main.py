@@ -225,12 +225,13 @@ def bench_hopeless(
     pods: int = 300,
     rate: Annotated[float, typer.Option(help="Of the measured pods, per second.")] = 40.0,
     runs: int = 5,
+    settle: Annotated[float, typer.Option(help="Seconds from the last hopeless pod to the first measured one.")] = 2.0,
     as_json: Json = False,
 ) -> None:
     """One tenant's hopeless pods beside another's that fit: what the latter wait for. Exit 1 over a limit."""
     from cli.bench import hopeless as measure
 
-    raise typer.Exit(measure(nodes, hopeless, pods, rate, runs, as_json))
+    raise typer.Exit(measure(nodes, hopeless, pods, rate, runs, settle, as_json))
 
 
 @bench_app.command("reclaim")
