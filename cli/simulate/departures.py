@@ -9,6 +9,7 @@ import typer
 
 from cli.errors import CommandError
 from cli.out import say, show
+from cli.simulate.choices import node_order_of, policies_of
 
 
 def departures(
@@ -24,18 +25,11 @@ def departures(
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
     """GPU that lies idle while somebody waits, and how long each class of tasks waits."""
-    from libs.engine.policies import POLICIES
-    from libs.sim.arrivals import NODE_ORDERS
     from libs.sim.departures import Plan, run_all, summary
     from libs.sim.errors import SimulationError
     from libs.sim.study import parse_seeds
 
-    policies = tuple(name.strip() for name in policy.split(","))
-    for name in policies:
-        if name not in POLICIES:
-            raise CommandError(f"no policy {name!r}; there are {', '.join(sorted(POLICIES))}")
-    if node_order not in NODE_ORDERS:
-        raise CommandError(f"no node order {node_order!r}; there are {', '.join(NODE_ORDERS)}")
+    policies, node_order = policies_of(policy), node_order_of(node_order)
     try:
         asked = tuple(float(load) for load in loads.split(","))
     except ValueError:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.errors import CommandError
+from cli.simulate.choices import node_order_of, policies_of
 from cli.simulate.progress import with_progress
 
 
@@ -29,17 +30,10 @@ def pack(
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
     """Tasks of a list arrive in random order and are placed at once or dropped, as in the FGD paper."""
-    from libs.engine.policies import POLICIES
-    from libs.sim.arrivals import NODE_ORDERS
     from libs.sim.errors import SimulationError
     from libs.sim.study import Study, parse_seeds, summary
 
-    policies = tuple(name.strip() for name in policy.split(","))
-    for name in policies:
-        if name not in POLICIES:
-            raise CommandError(f"no policy {name!r}; there are {', '.join(sorted(POLICIES))}")
-    if node_order not in NODE_ORDERS:
-        raise CommandError(f"no node order {node_order!r}; there are {', '.join(NODE_ORDERS)}")
+    policies, node_order = policies_of(policy), node_order_of(node_order)
     try:
         study = Study(nodes, tasks, policies, parse_seeds(seeds), load, node_order, then)
         runs = with_progress(study, processes)

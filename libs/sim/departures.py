@@ -15,14 +15,12 @@ from __future__ import annotations
 import gc
 import heapq
 import math
-import multiprocessing
-import os
 import statistics
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -38,6 +36,7 @@ from libs.sim.arrivals import capacity, ordered
 from libs.sim.errors import SimulationError
 from libs.sim.lists import NodeRow, TaskRow, TimedRow, read_nodes, read_timed
 from libs.sim.pack import CLASSES, task_class, typical_tasks
+from libs.sim.parallel import in_order
 from libs.sim.world import node_fact, pending
 
 #: Arrivals of one run.
@@ -314,13 +313,7 @@ def run_all(plan: Plan, processes: int = 0) -> list[list[DepartureRun]]:
     read_nodes(plan.nodes)
     read_timed(plan.tasks)
     work = [(policy, load, seed) for load in plan.loads for policy in plan.policies for seed in plan.seeds]
-    processes = min(processes or os.cpu_count() or 1, len(work))
-    if processes == 1:
-        found = [_one(plan, *item) for item in work]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            found = [done.result() for done in [pool.submit(_one, plan, *item) for item in work]]
+    found = in_order(partial(_one, plan), work, processes)
     many = len(plan.seeds)
     return [found[at : at + many] for at in range(0, len(found), many)]
 

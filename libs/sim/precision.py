@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import heapq
 import math
-import multiprocessing
-import os
 import statistics
 from collections import Counter, deque
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -37,6 +35,7 @@ from libs.engine.snapshot import Snapshot
 from libs.sim.arrivals import arrivals, capacity, ordered
 from libs.sim.errors import SimulationError
 from libs.sim.lists import NodeRow, TaskRow
+from libs.sim.parallel import in_order
 from libs.sim.world import node_fact, pending
 
 _PARTS: Final = 1 << 32
@@ -324,13 +323,7 @@ class Plan:
 def run_all(plan: Plan, processes: int = 0) -> list[dict[str, Any]]:
     """One result per weight, means over the seeds. Results do not depend on `processes`."""
     work = [(weight, load, seed) for weight in plan.weights for load in (None, *plan.loads) for seed in plan.seeds]
-    processes = min(processes or os.cpu_count() or 1, len(work))
-    if processes == 1:
-        found = [_one(plan, *item) for item in work]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            found = [done.result() for done in [pool.submit(_one, plan, *item) for item in work]]
+    found = in_order(partial(_one, plan), work, processes)
     by_work = dict(zip(work, found, strict=True))
     return [_told(plan, weight, by_work) for weight in plan.weights]
 

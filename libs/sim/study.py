@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import statistics
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +13,7 @@ from libs.sim.arrivals import arrivals, capacity
 from libs.sim.errors import SimulationError
 from libs.sim.lists import NodeRow, TaskRow, read_nodes, read_tasks
 from libs.sim.pack import CLASSES, PackRun, run_pack, run_stream
+from libs.sim.parallel import in_order
 
 #: Loads at which fragmentation is told.
 _LOADS: Final = (50, 80, 90, 100, 110, 120, 130)
@@ -77,21 +75,8 @@ def run_study(study: Study, processes: int = 0, done: Callable[[], None] | None 
     Raises SimulationError before anything runs where the lists are wrong."""
     _read(study)
     work = [(policy, seed) for policy in study.policies for seed in study.seeds]
-    processes = min(processes or os.cpu_count() or 1, len(work))
-    runs: dict[tuple[str, int], PackRun] = {}
-    if processes == 1:
-        for policy, seed in work:
-            runs[policy, seed] = _one(study, policy, seed)
-            if done is not None:
-                done()
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            futures = {pool.submit(partial(_one, study), policy, seed): (policy, seed) for policy, seed in work}
-            for future in as_completed(futures):
-                runs[futures[future]] = future.result()
-                if done is not None:
-                    done()
+    told = None if done is None else lambda _: done()
+    runs = dict(zip(work, in_order(partial(_one, study), work, processes, told), strict=True))
     return {policy: [runs[policy, seed] for seed in study.seeds] for policy in study.policies}
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from libs.engine.order import ORDERS, Order, Parameters, Scene
 from libs.sim.errors import SimulationError
+from libs.sim.parallel import in_order
 from libs.sim.queue.cluster import WHOLE, Cluster
 from libs.sim.queue.figures import Result
 from libs.sim.queue.loop import Costs, QueueLoop
@@ -106,20 +104,4 @@ def simulate_all(
     """Results in the order of the set-ups; `done` is told the index of each that is ready."""
     for setup in setups:
         check(setup, jobs)
-    workers = min(len(setups), processes or os.cpu_count() or 1)
-    if workers == 1:
-        results = []
-        for index, setup in enumerate(setups):
-            results.append(simulate(setup, jobs))
-            if done is not None:
-                done(index)
-        return results
-    answers: dict[int, Result] = {}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = {pool.submit(simulate, setup, jobs): index for index, setup in enumerate(setups)}
-        for future in as_completed(futures):
-            answers[futures[future]] = future.result()
-            if done is not None:
-                done(futures[future])
-    return [answers[index] for index in range(len(setups))]
+    return in_order(simulate, [(setup, jobs) for setup in setups], processes, done)
