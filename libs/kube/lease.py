@@ -3,8 +3,8 @@
 The holder counts from *before* it sent the renewal that succeeded and stands down `margin_s` before the duration ends;
 the others count from when they *saw* the record change, on their own monotonic clock. Wall clocks of two hosts are
 never compared. Every write carries the resourceVersion that was read, so two candidates cannot both succeed. `term`
-grows with every change of holder and fences what an old leader still has in flight. It also fences the one case in which
-a holder is told late: one that slept through the end of its time learns by one write whether anybody followed.
+grows with every change of holder and fences what an old leader still has in flight. It also fences the one case in
+which a holder is told late: one that slept through the end of its time learns by one write whether anybody followed.
 """
 
 from __future__ import annotations
