@@ -19,6 +19,7 @@ from bench.chaos.proxy import Proxy, leads_through
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Incoming, Outgoing
 from libs.bus.settings import KafkaSettings
+from libs.contracts.access import SERVICES
 from libs.contracts.topics import Topic
 from libs.kube.identity import from_kubeconfig
 from tools.fleet import Fleet, Member
@@ -137,6 +138,22 @@ class Replicas:
                     for r in records
                 ]
             )
+
+    async def divided(self, service: str) -> None:
+        """The partitions that the replicas of a service share are divided among all of them: what ended or stood still
+        before, and what came in its place, no longer moves them about."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.info.kafka_bootstrap)
+        await admin.start()
+        try:
+            async with asyncio.timeout(30):
+                while True:
+                    (answer,) = await admin.describe_consumer_groups([SERVICES[service].group])
+                    _, _, state, _, _, members, *_ = answer.groups[0]
+                    if state == "Stable" and len(members) == len(self.members(service)):
+                        return
+                    await asyncio.sleep(0.1)
+        finally:
+            await admin.close()
 
     async def delete_messages(self, topic: Topic) -> int:
         """Everything that the topic holds now; how many records that was."""

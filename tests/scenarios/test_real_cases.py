@@ -22,7 +22,7 @@ from libs.contracts.events import PlansBatch, TasksBatch
 from libs.contracts.topics import JOBS, PLANS, TASKS
 from libs.domain import keys
 from libs.kube import trainingjobs, writes
-from tests.e2e.world import Pods, World, bound
+from tests.e2e.world import Heard, Pods, World, bound
 from tests.scenarios.replicas import ONCE, SESSION_S, SLOW_PASS_S, TWICE, Replicas, serving
 from tools.fleet import Fleet
 from tools.stack import StackInfo
@@ -149,6 +149,10 @@ async def test_a_binder_that_dies_with_claims_in_its_hands_blocks_nobody(
 # --- the same message again -------------------------------------------------------------------------------------------
 
 
+def _reasons(heard: Heard, id: str) -> Counter[str]:
+    return Counter(status.reason for status in heard.about(id))
+
+
 async def test_a_job_event_on_every_partition_twice_is_one_job_whichever_watcher_reads_it(
     world: World, replicas: Replicas
 ) -> None:
@@ -156,13 +160,14 @@ async def test_a_job_event_on_every_partition_twice_is_one_job_whichever_watcher
     id = f"again-{world.namespace}"
     value = json.dumps(world.job(id, 4)).encode()
     said = Incoming(JOBS.name, 0, 0, id, value, "dev.drystone.job.submit.v1", f"event-{id}")
+    await replicas.divided("watcher")
     before = [_taken(member.metrics()) for member in replicas.members("watcher")]
     async with world.listening() as heard:
         await replicas.say_again(JOBS, [said, said])
-        answers = ("Accepted", "Duplicate")  # what becomes of the job is told under the event's cause as well
-        await heard.until(lambda heard: sum(s.reason in answers for s in heard.about(id)) >= 2 * JOBS.partitions)
-        reasons = Counter(s.reason for s in heard.about(id) if s.reason in answers)
-        assert reasons == {"Accepted": 1, "Duplicate": 2 * JOBS.partitions - 1}
+        # An event that is delivered twice is answered twice; it is accepted once.
+        most = 2 * JOBS.partitions
+        await heard.until(lambda heard: (r := _reasons(heard, id))["Accepted"] > 0 and r["Duplicate"] >= most - 1)
+        assert _reasons(heard, id)["Accepted"] == 1
         assert not heard.letters
     after = [_taken(member.metrics()) for member in replicas.members("watcher")]
     assert all(now > then for now, then in zip(after, before, strict=True)), "each watcher took some of them"
