@@ -172,7 +172,7 @@ class Leadership:
             self._rebuilding = False
         self.synced = True
         self._first.set()
-        log.info("synced", nodes=len(self.picture.nodes), pods=len(self.picture.pods), term=self._term)
+        log.info("synced", nodes=len(self.picture.nodes), pods=len(self.picture.pods.by_uid), term=self._term)
 
     async def _nodes_not_listed(self) -> None:
         """Nodes that the ledger knows and the list did not show."""
@@ -317,7 +317,7 @@ class Leadership:
                 metrics.LAG.observe(time.monotonic() - arrived)
 
     async def _sweep_now(self) -> None:
-        swept = await self._ledger.sweep(self._mark, self.picture.bound_uids(), self._term)
+        swept = await self._ledger.sweep(self._mark, self.picture.pods.bound(), self._term)
         self._sweep = False
         if swept:
             metrics.SWEPT.inc(len(swept))

@@ -15,7 +15,7 @@ Listed = Callable[[Sequence[bytes]], None]
 
 def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
     """(list, event) by resource, in the order in which a first list is worth having."""
-    catalog, storage = picture.catalog, picture.storage
+    catalog, storage, pods = picture.catalog, picture.storage, picture.pods
 
     def guarded(event: Callable[[str, bytes], object]) -> Event:
         return lambda kind, raw: picture.guarded(event, kind, raw)
@@ -44,7 +44,7 @@ def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
         "claims": way(storage.claim, lambda: storage.claims, storage.claim_gone, _place),
         "csinodes": way(storage.csi_node, lambda: storage.attaching, storage.csi_node_gone, _name),
         "nodes": (picture.node_list, guarded(picture.node_event)),
-        "pods": (picture.pod_list, guarded(picture.pod_event)),
+        "pods": way(pods.event, lambda: pods.by_uid, pods.gone, lambda m: m.uid),
         "trainingjobs": (picture.job_list, guarded(picture.job_event)),
     }
 

@@ -110,7 +110,7 @@ def waiting(picture: Picture) -> dict[str, _Waiting]:
             total.tasks += tasks
             total.gpu += gpu
 
-    for pod in picture.pods.values():
+    for pod in picture.pods.by_uid.values():
         if pod.head is not None and pod.view.pending:
             gpu = pod.view.request.gpu
             add(pod.head.queue, pod.head.key, 1, pod.view.request.gpu_milli or gpu.count * WHOLE)

@@ -53,17 +53,17 @@ def picture() -> tuple[Picture, Any]:
 
 def test_a_pods_life_is_a_task_then_a_charge_then_room() -> None:
     seen, _ = picture()
-    seen.pod_event("ADDED", pod("p", 5))
+    seen.pods.event("ADDED", pod("p", 5))
     (hint,) = seen.take().hints.values()
     assert list(hint.tasks) == ["uid-p"]
     assert hint.head.tenant == "vision"
 
-    seen.pod_event("MODIFIED", pod("p", 6, "n1"))
+    seen.pods.event("MODIFIED", pod("p", 6, "n1"))
     changes = seen.take()
     assert changes.bound["uid-p"].claim == "1.0.1.1.0"
     assert list(changes.hints["pod/team/p"].bound) == ["uid-p"]
 
-    seen.pod_event("DELETED", pod("p", 7, "n1"))
+    seen.pods.event("DELETED", pod("p", 7, "n1"))
     changes = seen.take()
     assert changes.gone == {"uid-p"}
     assert changes.facts == {"pod/uid-p": None}
@@ -72,8 +72,8 @@ def test_a_pods_life_is_a_task_then_a_charge_then_room() -> None:
 
 def test_bound_and_gone_within_one_burst_is_only_gone() -> None:
     seen, _ = picture()
-    seen.pod_event("ADDED", pod("p", 5, "n1"))
-    seen.pod_event("DELETED", pod("p", 6, "n1"))
+    seen.pods.event("ADDED", pod("p", 5, "n1"))
+    seen.pods.event("DELETED", pod("p", 6, "n1"))
     changes = seen.take()
     assert not changes.bound
     assert changes.gone == {"uid-p"}
@@ -83,14 +83,14 @@ def test_bound_and_gone_within_one_burst_is_only_gone() -> None:
 def test_a_kubelets_heartbeat_says_nothing_and_an_older_version_is_dropped_after_it() -> None:
     seen, _ = picture()
     seen.node_event("ADDED", node("n1", 10))
-    seen.pod_event("ADDED", pod("p", 11, "n1"))
+    seen.pods.event("ADDED", pod("p", 11, "n1"))
     said = seen.take()
     seen.node_event("MODIFIED", node("n1", 100))
-    seen.pod_event("MODIFIED", pod("p", 101, "n1"))
+    seen.pods.event("MODIFIED", pod("p", 101, "n1"))
     assert not seen.take()
     # 99 is older than 100, though greater as text.
     seen.node_event("MODIFIED", node("n1", 99, gpus=4))
-    seen.pod_event("MODIFIED", pod("p", 99, "n1", phase="Failed"))
+    seen.pods.event("MODIFIED", pod("p", 99, "n1", phase="Failed"))
     assert not seen.take()
     # What the topic has is what was said: heartbeats must not look like lost facts.
     assert seen.fact("node/n1") == said.facts["node/n1"]
@@ -100,7 +100,7 @@ def test_a_kubelets_heartbeat_says_nothing_and_an_older_version_is_dropped_after
 def test_a_node_that_registers_under_a_new_uid_keeps_its_pods() -> None:
     seen, _ = picture()
     seen.node_event("ADDED", node("n1", 10))
-    seen.pod_event("ADDED", pod("p", 11, "n1"))
+    seen.pods.event("ADDED", pod("p", 11, "n1"))
     seen.take()
     seen.node_event("DELETED", node("n1", 12))
     seen.node_event("ADDED", node("n1", 13, uid="another"))
@@ -112,7 +112,7 @@ def test_a_node_that_registers_under_a_new_uid_keeps_its_pods() -> None:
 
 def test_a_pod_before_its_node_is_charged_again_when_the_devices_are_known() -> None:
     seen, _ = picture()
-    seen.pod_event("ADDED", pod("p", 5, "n1"))
+    seen.pods.event("ADDED", pod("p", 5, "n1"))
     seen.take()
     seen.node_event("ADDED", node("n1", 6, nothing=None, labels={keys.NODE_GPU_MEMORY: "40000"}))
     (grant,) = seen.take().bound["uid-p"].charge.gpus
@@ -147,24 +147,25 @@ def test_an_object_that_cannot_be_read_is_counted_and_stops_nobody() -> None:
     listed, event = handlers(seen)["pods"]
     listed([pod("a", 1), b'{"metadata": {"uid": 7}}', pod("b", 2)])
     event("MODIFIED", b"{")
-    assert list(seen.pods) == ["uid-a", "uid-b"]
+    assert list(seen.pods.by_uid) == ["uid-a", "uid-b"]
     assert len(unreadable) >= 2
 
 
 def test_a_pod_that_became_unreadable_is_not_taken_for_gone() -> None:
     seen, _ = picture()
-    seen.pod_list([pod("p", 1, "n1")])
+    listed, _ = handlers(seen)["pods"]
+    listed([pod("p", 1, "n1")])
     seen.take()
     broken = msgspec.json.decode(pod("p", 2, "n1"))
     broken["spec"]["containers"] = "none"
-    seen.pod_list([ENCODE(broken)])
+    listed([ENCODE(broken)])
     assert not seen.take().gone
 
 
 def test_everything_tells_the_whole_topic_anew_with_this_leaders_term() -> None:
     seen, _ = picture()
     seen.node_event("ADDED", node("n1", 1))
-    seen.pod_event("ADDED", pod("p", 2, "n1"))
+    seen.pods.event("ADDED", pod("p", 2, "n1"))
     seen.catalog.priority("ADDED", ENCODE({"metadata": {"name": "urgent", "resourceVersion": "7"}, "value": 9}))
     seen.take()
     changes = seen.everything()
@@ -188,8 +189,8 @@ def test_queues_change_under_what_waits_and_what_runs() -> None:
     role = {"name": "worker", "replicas": 2, "template": {"spec": {"containers": [{"name": "main"}]}}}
     meta = {"name": "train", "namespace": "team", "uid": "j", "resourceVersion": "4"}
     seen.job_event("ADDED", ENCODE({"metadata": meta, "spec": {"roles": [role]}}))
-    seen.pod_event("ADDED", pod("waits", 5))
-    seen.pod_event("ADDED", pod("runs", 6, "n1"))
+    seen.pods.event("ADDED", pod("waits", 5))
+    seen.pods.event("ADDED", pod("runs", 6, "n1"))
     seen.take()
 
     seen.queue_event("MODIFIED", queue("a", 7, "org"))
@@ -206,5 +207,5 @@ def test_queues_change_under_what_waits_and_what_runs() -> None:
     changes = seen.take()
     assert changes.bound["uid-runs"].queue == "a"
     assert not changes.hints
-    seen.pod_event("MODIFIED", pod("runs", 10, "n1", phase="Running"))
+    seen.pods.event("MODIFIED", pod("runs", 10, "n1", phase="Running"))
     assert seen.take().bound["uid-runs"].queue == "a"

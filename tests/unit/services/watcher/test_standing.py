@@ -26,7 +26,7 @@ def test_what_one_leader_writes_the_next_reads() -> None:
     seen = Picture(1, {}, now=lambda: now, half_life_s=600)
     seen.node_event("ADDED", node("n1", 1))
     seen.queue_list([queue("vision", 2, namespaces=("team",))])
-    seen.pod_event("ADDED", pod("p", 3, "n1"))
+    seen.pods.event("ADDED", pod("p", 3, "n1"))
     seen.tally.begin({"vision": QueueHistory("vision", 4000.0, 600, 7_000_000, 5, 6, {"w": (3900, 3950)})})
     name, found = kept(queue("vision", 2))
     status = statuses(seen, {name: found}, seen.tally.history, now)["vision"]
@@ -42,10 +42,10 @@ def test_used_is_by_model_and_what_waits_is_told_in_tasks_jobs_and_devices() -> 
     labels = {keys.NODE_GPU_MODEL: "H100"}
     seen.node_event("ADDED", node("n1", 1, labels=labels))
     seen.queue_list([queue("org", 2), queue("vision", 3, "org", ("team",))])
-    seen.pod_event("ADDED", pod("runs", 4, "n1"))
+    seen.pods.event("ADDED", pod("runs", 4, "n1"))
     for n in range(2):
         gang = {"annotations": {keys.JOB: "g", keys.GANG_MIN: "2"}}
-        seen.pod_event("ADDED", pod(f"waits-{n}", 5 + n, meta=gang))
+        seen.pods.event("ADDED", pod(f"waits-{n}", 5 + n, meta=gang))
     seen.tally.begin({})
     found = dict([kept(queue("org", 2)), kept(queue("vision", 3, "org"))])
     for status in statuses(seen, found, seen.tally.history, 0.0).values():
