@@ -24,7 +24,10 @@ from services.binder.carry import Carrier
 from services.binder.emit import Emitter
 from services.binder.facts import NodeFacts
 from services.binder.intake import Intake
+from services.binder.pauses import Pauses
+from services.binder.prepare import Preparer
 from services.binder.settings import BinderSettings
+from services.binder.tenure import Tenure
 from services.binder.window import Window
 
 log = structlog.get_logger()
@@ -41,12 +44,15 @@ class Binder:
         self._parts = parts
         self._facts = NodeFacts()
         self._window = Window(cap=settings.window_cap, start=settings.window_start, slow_s=settings.slow_write_s)
+        self._tenure = Tenure(parts.ledger, parts.clock)
         positions = Positions()
         self._emitter = Emitter(parts.ledger, parts.bus.publisher(), positions, parts.clock, rng)
+        pauses = Pauses(settings.backoff_base_s, settings.backoff_cap_s, rng)
+        preparer = Preparer(parts.kube, pauses, settings.write_timeout_s, parts.clock)
         carrier = Carrier(
-            parts.kube, parts.ledger, self._facts, self._window, self._emitter, settings, parts.clock, rng
+            parts.kube, self._tenure, self._facts, self._window, self._emitter, pauses, settings, parts.clock
         )
-        self._applier = Applier(parts.ledger, carrier, self._emitter, settings, parts.clock, rng)
+        self._applier = Applier(parts.ledger, self._facts, preparer, carrier, self._emitter, settings, parts.clock, rng)
         self._intake = Intake(parts.bus, self._facts, self._applier, self._emitter, positions, settings.tasks_in_hand)
         self._stopping = False
         self._expire_failed = False
@@ -58,7 +64,9 @@ class Binder:
                 tasks.create_task(never_ends(self._intake.follow_facts(), "node facts"), name="node facts"),
                 tasks.create_task(never_ends(self._emitter.forever(), "outcomes"), name="outcomes"),
                 tasks.create_task(never_ends(self._expire(), "expired claims"), name="expired claims"),
-                tasks.create_task(never_ends(self._applier.keep_fresh(), "waiting claims"), name="waiting claims"),
+                tasks.create_task(
+                    never_ends(self._tenure.watch(self._applier.pool.waiting), "waiting claims"), name="waiting claims"
+                ),
                 tasks.create_task(never_ends(self._measure(), "gauges"), name="gauges"),
             ]
             taking = tasks.create_task(self._intake.take_plans(stop), name="plans")

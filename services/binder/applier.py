@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 import structlog
@@ -20,9 +20,11 @@ from libs.domain.plans import Plan
 from libs.runtime.clock import Clock
 from libs.store.port import Due, Ledger, LedgerUnavailable, Refusal, StaleGeneration
 from services.binder import decide, metrics
-from services.binder.carry import STALE_S, Carrier
+from services.binder.carry import Carrier
 from services.binder.emit import Emitter
+from services.binder.facts import NodeFacts
 from services.binder.hand import PlanInHand, Prepare, Stage, Write
+from services.binder.prepare import Preparer
 from services.binder.settings import BinderSettings
 from services.binder.writes import Item, WritePool
 
@@ -36,6 +38,8 @@ class Applier:
     def __init__(
         self,
         ledger: Ledger,
+        facts: NodeFacts,
+        preparer: Preparer,
         carrier: Carrier,
         emitter: Emitter,
         settings: BinderSettings,
@@ -43,6 +47,8 @@ class Applier:
         rng: random.Random,
     ) -> None:
         self._ledger = ledger
+        self._facts = facts
+        self._preparer = preparer
         self._carrier = carrier
         self._emitter = emitter
         self._settings = settings
@@ -113,7 +119,7 @@ class Applier:
         admitted: list[Write] = []
         turned_away: list[tuple[Write, str]] = []
         for write in writes:
-            objection = self._carrier.objection(write)
+            objection = self._facts.objection(write.assignment)
             if objection:
                 turned_away.append((write, objection))
             else:
@@ -128,7 +134,7 @@ class Applier:
         for write, objection in turned_away:
             if begun:
                 # Another binder may have begun it before us and be writing: make that impossible, then let go.
-                self._carrier.abandon(write, Landed.REPLAN, objection)
+                write.abandon(Landed.REPLAN, objection)
                 self.pool.put(write)
             else:
                 self._emitter.dropped(write, Landed.REPLAN, objection)
@@ -218,8 +224,10 @@ class Applier:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _serve(self, item: Item) -> float | None:
-        pause = await self._carrier.serve(item)
-        if pause is None and isinstance(item, Prepare):
+        if isinstance(item, Write):
+            return await self._carrier.serve(item)
+        pause = await self._preparer.prepare(item)
+        if pause is None:
             for write in item.writes:
                 self.pool.put(write)
         return pause
@@ -247,12 +255,6 @@ class Applier:
     async def drained(self) -> None:
         while self._plans:
             await self.wait_for_room(1.0)
-
-    async def keep_fresh(self) -> NoReturn:
-        """For ever: claims of writes that wait for the window."""
-        while True:
-            await self._clock.sleep(STALE_S / 4)
-            await self._carrier.keep_fresh(self.pool.waiting())
 
     # -- claims past their deadline ----------------------------------------------------------------------------------
 

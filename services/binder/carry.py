@@ -12,8 +12,6 @@ creates a pod under a claim that was let go. A Binding cannot do that.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
 from typing import Final, Protocol
 
 import msgspec
@@ -26,19 +24,18 @@ from libs.kube.outcomes import Outcome, classify, retry_after, why
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Answer, Kube
 from libs.runtime.clock import Clock
-from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 from services.binder import claims, decide, metrics
 from services.binder.claims import ClaimState
 from services.binder.decide import Seen, Step
 from services.binder.facts import NodeFacts
-from services.binder.hand import Prepare, Stage, Write
+from services.binder.hand import Stage, Write
+from services.binder.pauses import Pauses
 from services.binder.settings import BinderSettings
+from services.binder.tenure import STALE_S, Tenure
 from services.binder.window import Window
 
 log = structlog.get_logger()
 
-#: A first write later than this after its claim was begun, or was last heard of, asks the ledger whether it is ours.
-STALE_S: Final = 1.0
 _MOST_CONFLICTS: Final = 3
 
 
@@ -60,37 +57,35 @@ class Carrier:
     def __init__(
         self,
         kube: Kube,
-        ledger: Ledger,
+        tenure: Tenure,
         facts: NodeFacts,
         window: Window,
         landing: Landing,
+        pauses: Pauses,
         settings: BinderSettings,
         clock: Clock,
-        rng: random.Random,
     ) -> None:
         self._kube = kube
-        self._ledger = ledger
+        self._tenure = tenure
         self._facts = facts
         self.window = window
         self._landing = landing
+        self._pauses = pauses
         self._settings = settings
         self._clock = clock
-        self._rng = rng
 
-    async def serve(self, item: Write | Prepare) -> float | None:
-        """Carry an item on. None: it is done with. Else the seconds after which to come back."""
-        if isinstance(item, Prepare):
-            return await self.prepare(item)
+    async def serve(self, write: Write) -> float | None:
+        """Carry a write on. None: it is done with. Else the seconds after which to come back."""
         while True:
-            match item.stage:
+            match write.stage:
                 case Stage.SEND:
-                    pause = await self._send(item)
+                    pause = await self._send(write)
                 case Stage.LOOK:
-                    pause = await self._look(item)
+                    pause = await self._look(write)
                 case Stage.FENCE:
-                    pause = await self._fence(item)
+                    pause = await self._fence(write)
                 case Stage.SETTLE:
-                    pause = await self._settle(item)
+                    pause = await self._settle(write)
                 case Stage.LANDED:
                     return None
             if pause > 0:
@@ -100,16 +95,16 @@ class Carrier:
 
     async def _send(self, write: Write) -> float:
         assignment = write.assignment
-        objection = self.objection(write)
+        objection = self._facts.objection(assignment)
         if objection:
-            return self.abandon(write, Landed.REPLAN, objection)
+            return self._abandon(write, Landed.REPLAN, objection)
         if not write.claims_bound:
             pause = await self._bring_claims(write)
             if pause is not None:
                 return pause
         started = self._clock.monotonic()
         if write.sent or started - write.begun_at > STALE_S:
-            ours = await self._still_ours(write)
+            ours = await self._tenure.still_ours(write)
             if ours is None:
                 return self._pause(write)
             if not ours:
@@ -121,11 +116,11 @@ class Carrier:
         if assignment.create:
             job = write.hand.job
             if job is None:
-                return self.abandon(write, Landed.REPLAN, "the job was not read")
+                return self._abandon(write, Landed.REPLAN, "the job was not read")
             try:
                 manifest = trainingjobs.pod_manifest(job, assignment, write.hand.plan.attempt)
             except ValueError as error:
-                return self.abandon(write, Landed.REFUSED, str(error))
+                return self._abandon(write, Landed.REFUSED, str(error))
             answer = await writes.create_pod(self._kube, namespace, manifest, timeout_s=timeout_s)
         else:
             answer = await writes.bind(
@@ -145,20 +140,6 @@ class Carrier:
             return self._bound(write, uid)
         return self._not_bound(write, step, answer, started + timeout_s)
 
-    async def keep_fresh(self, waiting: Iterable[Write]) -> None:
-        """Ask about all first writes that wait long, in few calls: asked one by one as their turn comes, a burst that
-        takes longer than `STALE_S` costs a call for each."""
-        asked_at = self._clock.monotonic()
-        old = {w.assignment.claim: w for w in waiting if not w.sent and asked_at - w.begun_at > STALE_S / 2}
-        if not old:
-            return
-        try:
-            ours = await self._ledger.writing(tuple(old))
-        except (LedgerUnavailable, StaleGeneration):
-            return  # each is asked about in its turn
-        for claim in ours:
-            old[claim].begun_at = max(old[claim].begun_at, asked_at)
-
     async def _bring_claims(self, write: Write) -> float | None:
         """None: all volume claims that waited for first use are bound for this node."""
         assignment = write.assignment
@@ -175,10 +156,10 @@ class Carrier:
                 continue
             reason = f"volume claim {name} {state.value}"
             if state is ClaimState.REFUSED:
-                return self.abandon(write, Landed.REFUSED, reason)
+                return self._abandon(write, Landed.REFUSED, reason)
             waits = state in (ClaimState.WAITING, ClaimState.UNSURE)
             if not waits or self._clock.monotonic() >= write.give_up_at:
-                return self.abandon(write, Landed.REPLAN, reason)
+                return self._abandon(write, Landed.REPLAN, reason)
             return self._pause(write)
         write.claims_bound = True
         write.tries = 0
@@ -188,14 +169,14 @@ class Carrier:
         match step:
             case Step.GONE:
                 if write.assignment.create:  # the namespace is gone or going
-                    return self.abandon(write, Landed.GONE, why(answer))
+                    return self._abandon(write, Landed.GONE, why(answer))
                 return self._freed(write, Landed.GONE, why(answer))
             case Step.REFUSED:
                 metrics.REFUSALS.labels(code=str(answer.status)).inc()
-                return self.abandon(write, Landed.REFUSED, why(answer))
+                return self._abandon(write, Landed.REFUSED, why(answer))
             case Step.AGAIN:
                 if self._clock.monotonic() >= write.give_up_at:
-                    return self.abandon(write, Landed.REPLAN, why(answer))
+                    return self._abandon(write, Landed.REPLAN, why(answer))
                 metrics.RETRIES.labels(code=str(answer.status)).inc()
                 return self._pause(write, retry_after(answer) or 0.0)
             case _:
@@ -237,9 +218,9 @@ class Carrier:
                 write.version = pod.version
                 return self._once_more(write)
             case Seen.UNBOUND:
-                return self.abandon(write, Landed.REPLAN, "the pod keeps changing")
+                return self._abandon(write, Landed.REPLAN, "the pod keeps changing")
             case _:
-                return self.abandon(write, Landed.REPLAN, "the pod changed")
+                return self._abandon(write, Landed.REPLAN, "the pod changed")
 
     def _judge_created(self, write: Write, pod: PodView) -> float:
         seen = decide.judge_created(write.assignment, pod, write.hand.plan.job_uid)
@@ -255,7 +236,7 @@ class Carrier:
     def _once_more(self, write: Write) -> float:
         """Not done: write again if there is time."""
         if self._clock.monotonic() >= write.give_up_at:
-            return self.abandon(write, Landed.REPLAN, write.why or "out of time")
+            return self._abandon(write, Landed.REPLAN, write.why or "out of time")
         write.stage = Stage.SEND
         metrics.RETRIES.labels(code="read").inc()
         return 0.0 if not write.tries else self._pause(write)
@@ -277,12 +258,8 @@ class Carrier:
 
     # -- letting go ----------------------------------------------------------------------------------------------------
 
-    def abandon(self, write: Write, landed: Landed, reason: str) -> float:
-        """The task will not be bound under this claim. First its late write has to become impossible, because another
-        binder may have sent it, or ours may still be on its way."""
-        write.end, write.why = landed, reason
-        write.tries = 0
-        write.stage = Stage.SETTLE if write.assignment.create else Stage.FENCE
+    def _abandon(self, write: Write, landed: Landed, reason: str) -> float:
+        write.abandon(landed, reason)
         return 0.0
 
     async def _fence(self, write: Write) -> float:
@@ -333,67 +310,7 @@ class Carrier:
             return self._bound(write, read.uid)
         return self._freed(write, Landed.GONE if seen in (Seen.ELSEWHERE, Seen.GONE) else write.end, write.why)
 
-    # -- tasks that are created --------------------------------------------------------------------------------------
-
-    async def prepare(self, item: Prepare) -> float | None:
-        """Read the job object once for the whole plan. A job that is gone, being deleted, ended or in a later attempt
-        gets no pods any more. Its writes are put on their way by the caller, whatever stage they are in now."""
-        plan = item.hand.plan
-        name = plan.job.rsplit("/", 1)[-1]
-        answer = await writes.get_trainingjob(
-            self._kube, plan.namespace, name, timeout_s=self._settings.write_timeout_s
-        )
-        metrics.CALLS.labels(call="get-job", code=str(answer.status)).inc()
-        reason = ""
-        if answer.ok:
-            job = trainingjobs.parse(answer.body)
-            if job.uid != plan.job_uid:
-                reason = "the job is gone"
-            elif job.deleting:
-                reason = "the job is being deleted"
-            elif job.ended or job.status.attempt > plan.attempt:
-                reason = "the attempt has ended"
-            else:
-                item.hand.job = job
-        elif answer.status == 404:
-            reason = "the job is gone"
-        elif answer.status in (400, 403, 422):
-            for write in item.writes:
-                self.abandon(write, Landed.REFUSED, why(answer))
-            return None
-        elif self._clock.monotonic() < item.give_up_at:
-            item.tries += 1
-            return self._backoff(item.tries, retry_after(answer) or 0.0)
-        else:
-            for write in item.writes:
-                self.abandon(write, Landed.REPLAN, why(answer))
-            return None
-        if reason:
-            for write in item.writes:
-                self.abandon(write, Landed.GONE, reason)
-        return None
-
     # -- small things ------------------------------------------------------------------------------------------------
-
-    def objection(self, write: Write) -> str:
-        assignment = write.assignment
-        now = self._facts.now(assignment.node)
-        if now is not None and now.spec == assignment.node_spec:
-            return ""
-        return decide.objection(assignment, now, self._facts.then(assignment.node, assignment.node_spec))
-
-    async def _still_ours(self, write: Write) -> bool | None:
-        """None: not to be learned now. A data set that changed under us is opened again; older claims are dead."""
-        try:
-            return bool(await self._ledger.writing((write.assignment.claim,)))
-        except LedgerUnavailable:
-            return None
-        except StaleGeneration:
-            try:
-                state = await self._ledger.open()
-            except LedgerUnavailable:
-                return None
-            return None if state.generation == write.hand.plan.generation else False
 
     def _bound(self, write: Write, uid: str) -> float:
         write.stage = Stage.LANDED
@@ -416,14 +333,7 @@ class Carrier:
 
     def _pause(self, write: Write, asked_s: float = 0.0) -> float:
         write.tries += 1
-        return self._backoff(write.tries, asked_s)
-
-    def _backoff(self, tries: int, asked_s: float) -> float:
-        """Capped, with jitter so that writes that failed together do not come back together."""
-        settings = self._settings
-        most = min(settings.backoff_cap_s, settings.backoff_base_s * 2.0 ** min(tries - 1, 16))
-        pause = most * (0.5 + self._rng.random() / 2)
-        return max(pause, min(asked_s, settings.backoff_cap_s) * (1 + self._rng.random() / 4), 0.001)
+        return self._pauses.after(write.tries, asked_s)
 
     def _measure(self, call: str, answer: Answer, started: float) -> None:
         now = self._clock.monotonic()

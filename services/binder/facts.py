@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from libs.contracts.events import NodeFact
 from libs.domain.nodes import Node, newer
+from libs.domain.plans import Assignment
+from services.binder import decide
 
 _PAST = 3
 _MOST_GONE = 1024
@@ -65,3 +67,11 @@ class NodeFacts:
 
     def then(self, name: str, spec: str) -> Node | None:
         return self._past.get(name, {}).get(spec)
+
+    def objection(self, assignment: Assignment) -> str:
+        """Why its node no longer admits the assignment, empty if it does."""
+        name, spec = assignment.node, assignment.node_spec
+        now = self._now.get(name)
+        if now is not None and now.spec == spec:
+            return ""
+        return decide.objection(assignment, now, self.then(name, spec))

@@ -76,6 +76,13 @@ class Write:
         self.why = ""
         self.same: list[Write] = []  # the same claim, asked for again: they land with it
 
+    def abandon(self, landed: Landed, why: str) -> None:
+        """The task will not be bound under this claim. First its late write has to become impossible, because another
+        binder may have sent it, or ours may still be on its way."""
+        self.end, self.why = landed, why
+        self.tries = 0
+        self.stage = Stage.SETTLE if self.assignment.create else Stage.FENCE
+
 
 class Prepare:
     """The job object of a plan whose tasks are created has to be read before its first write."""

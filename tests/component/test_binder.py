@@ -33,8 +33,8 @@ from libs.kube.volumes import SELECTED_NODE, claim_decoder
 from libs.store.embedded import embedded_ledger
 from libs.testkit.faults import FaultyKube, answers, binding, connection_lost, creation, held_up, read
 from services.binder.app import build
-from services.binder.carry import STALE_S
 from services.binder.settings import BinderSettings
+from services.binder.tenure import STALE_S
 
 TEAM = "default"
 MIB = 80000

@@ -17,7 +17,7 @@ from libs.kube import trainingjobs, writes
 from libs.kube.port import Answer
 from libs.store.port import StreamBatch
 from libs.store.redis import RedisLedger
-from services.binder.carry import Carrier
+from services.binder.tenure import Tenure
 from services.placement.ownership import Ownership
 from services.watcher import decide as watcher_decide
 from services.watcher import lead as watcher_lead
@@ -125,7 +125,7 @@ async def test_01_an_event_whose_answer_was_lost_comes_again_and_is_one_job(worl
 
 @incident(
     ended_tasks_are_remembered=both(
-        python(Carrier, "_still_ours", _yes), lua(("(tombs[a[2]] and 'tombstone' or 'unknown')", "'unknown'"))
+        python(Tenure, "still_ours", _yes), lua(("(tombs[a[2]] and 'tombstone' or 'unknown')", "'unknown'"))
     )
 )
 async def test_02_pods_that_ended_and_were_cleaned_up_are_not_created_again_by_a_redelivery(world: World) -> None:
