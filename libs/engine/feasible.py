@@ -49,7 +49,6 @@ class Feasibility:
         self._spec_at = 0
         self._epochs: tuple[int, ...] = ()
         self._slots: Ints | None = None
-        self.used = 0  # when this class was asked for last, counted in asks
         #: What `explain` said last, with the snapshot's version that it is true for.
         self.told: tuple[int, Verdict] | None = None
 

@@ -62,12 +62,12 @@ class Session:
         self._draws = any(policy.draws for policy, _ in self.policies)
         self._fits = FITS
         self._fits_at: tuple[int, ...] | None = None
+        #: Who was asked for last stands last.
         self._classes: dict[AskKey, Feasibility] = {}
         self._taken: dict[int, list[tuple[Charge, int]]] = {}
         self._given: set[int] = set()
         self._placed: set[str] = set()
         self._marked: set[str] = set()
-        self._uses = 0
         self.now = 0.0
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
         self.given_back: set[str] = set()
@@ -87,10 +87,10 @@ class Session:
     def feasible(self, task: Task) -> Feasibility:
         """The up-to-date feasibility of the task's class."""
         key = ask_key(task, self.book.speaking_of(task))
-        found = self._classes.get(key)
+        found = self._classes.pop(key, None)
         if found is None:
             if len(self._classes) >= CLASSES:
-                del self._classes[min(self._classes, key=lambda k: self._classes[k].used)]
+                del self._classes[next(iter(self._classes))]
             ask = Ask(key, self.table)
             self.declares = self.declares or bool(ask.gpu.precision)
             policies = self.policies if ask.gpu.precision else self._plain
@@ -98,9 +98,7 @@ class Session:
                 found = Feasibility(self.snapshot, ask, policies)
             else:
                 found = RuledFeasibility(self.snapshot, ask, policies, self.book)
-            self._classes[key] = found
-        self._uses += 1
-        found.used = self._uses
+        self._classes[key] = found
         found.refresh()
         return found if self.regions is None else self._within(found, task)
 

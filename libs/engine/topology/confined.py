@@ -26,7 +26,6 @@ class Confined(Feasibility):
         self.codes = self._outside(base.codes)
         self.keys = region.rows
         self.told: tuple[int, Verdict] | None = None
-        self.used = 0
 
     def _outside(self, codes: Ints) -> Ints:
         barred = ~self._region.mask & (codes != DEAD)
