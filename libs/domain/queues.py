@@ -52,7 +52,8 @@ class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
 class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a queue, with everything below it, used over time: resource seconds, of which a half is forgotten every
     `half_life_s`, as of `at` (seconds since the epoch). `evictions` has the times (seconds since the epoch) at which
-    pods of a workload were evicted within the window, by the workload's key."""
+    pods of a workload were evicted within the window, by the workload's key; `recent` are the uids of those that were
+    counted last, so that who decided an eviction sees it in here and counts it no longer himself."""
 
     path: str
     at: float = 0.0
@@ -61,6 +62,7 @@ class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_milli_s: int = 0
     mem_mib_s: int = 0
     evictions: dict[str, tuple[int, ...]] = {}
+    recent: tuple[str, ...] = ()
 
 
 def ancestors(path: str) -> list[str]:

@@ -62,6 +62,8 @@ class PlacementEngine:
 
     def queue_history_seen(self, history: QueueHistory) -> None:
         self._session.queues.history_seen(history)
+        if history.recent:
+            self._session.running.told(history.recent)
 
     def pod_seen(self, task: RunningTask) -> None:
         self._session.running.seen(task)
@@ -210,12 +212,13 @@ class PlacementEngine:
 
     # -- what was learned --------------------------------------------------------------------------------------------
     def learned(self, slot: int = 0) -> MixState:
-        """One slot of the typical mix, to be kept over a restart or given to another replica."""
-        return self._session.mix.state(slot)
+        """One slot of what was learned, to be kept over a restart or given to another replica."""
+        return self._session.mix.state(slot)._replace(demand=self._session.precisions.state(slot))
 
     def recall(self, state: MixState, slot: int = 0) -> None:
-        """Take over a slot of a mix that was kept, in place of what the slot has."""
+        """Take over a slot that was kept, in place of what the slot has."""
         self._session.mix.restore(state, slot)
+        self._session.precisions.restore(state.demand, slot, state.until)
 
     # -- inspection -------------------------------------------------------------------------------------------------
     def free_room(self) -> dict[str, tuple[int, int, int, tuple[tuple[int, int], ...]]]:

@@ -1,7 +1,7 @@
 """Running pods by node, by job and by what makes them again: whom room is made from, and how often it was.
 
 Guarantees: what is leaving (terminating, or marked for somebody) is counted once, however often it is seen; an eviction
-that is under way or just over counts against its workload until the history of its queue knows of it.
+that is under way or just over counts against its workload until the history of its queue knows of it, and once then.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Final
 from libs.domain.queues import QueueHistory, ancestors
 from libs.engine.api import RunningTask
 
-#: A history as of this long after a pod was seen to go has it.
-_HISTORY_LAGS_S: Final = 10.0
+#: A history as of this long after a pod was seen to go has it, whether it names the pod or not.
+HISTORY_LAGS_S: Final = 10.0
+#: Pods that a history named and that are remembered.
+_TOLD: Final = 20_000
 #: Pods of a gang that go within this long of one another went together.
 _TOGETHER_S: Final = 60.0
 
@@ -55,6 +57,8 @@ class RunningBook:
         self.clock = 0.0
         #: By workload and uid.
         self._evicted: dict[str, dict[str, _Going]] = {}
+        #: Pods whose evictions are in the history of their queue.
+        self._told: dict[str, None] = {}
         self._leaving: dict[str, RunningTask] = {}
         self._leaving_of: dict[str, Room] = {}
         #: Pods that leave and whose room is promised to nobody, or to a job that waits for it: (since when, job).
@@ -79,7 +83,7 @@ class RunningBook:
         if task.job:
             self.by_job.setdefault(task.job, {})[task.uid] = task
         self.by_workload.setdefault(workload(task), set()).add(task.uid)
-        if task.marked:
+        if task.marked and task.uid not in self._told:
             going = self._evicted.setdefault(workload(task), {}).setdefault(task.uid, _Going(self.clock))
             going.doubted = None
         elif (known := self._evicted.get(workload(task))) is not None and (left := known.get(task.uid)) is not None:
@@ -218,6 +222,16 @@ class RunningBook:
         return self._floors
 
     # -- who was evicted ----------------------------------------------------------------------------------------------
+    def told(self, uids: Iterable[str]) -> None:
+        """The histories have the evictions of these pods."""
+        self._told.update(dict.fromkeys(uids))
+        while len(self._told) > _TOLD:
+            del self._told[next(iter(self._told))]
+
+    def in_doubt(self, task: RunningTask) -> bool:
+        """Whether an eviction counts as decided here that the history may have too, without saying so."""
+        return any(uid not in self._told for uid in self._evicted.get(workload(task), ()))
+
     def evictions(self, task: RunningTask, history: QueueHistory | None, window_s: int) -> list[float]:
         """When pods of the task's workload were evicted within the window, oldest first, those on their way included.
         Pods of a gang that went together count once."""
@@ -227,15 +241,17 @@ class RunningBook:
             times += history.evictions.get(key, ())
         known = self._evicted.get(key)
         if known:
-            told = history.at - _HISTORY_LAGS_S if history is not None else 0.0
+            told = history.at - HISTORY_LAGS_S if history is not None else 0.0
             for uid, going in list(known.items()):
-                if self._is_old(uid, going, told):
+                if uid in self._told or self._is_old(uid, going, told):
                     del known[uid]
                 else:
                     times.append(going.at)
         if self.marked:
             times += [
-                self.clock for uid in self.by_workload.get(key, ()) if uid in self.marked and uid not in (known or ())
+                self.clock
+                for uid in self.by_workload.get(key, ())
+                if uid in self.marked and uid not in self._told and uid not in (known or ())
             ]
         times = sorted(at for at in times if self.clock - at < window_s)
         return times if task.gang_min <= 1 else _together(times)

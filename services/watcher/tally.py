@@ -9,6 +9,7 @@ began and ended within it.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,9 @@ MOST_WORKLOADS: Final = 256
 MOST_TIMES: Final = 64
 #: Evicted pods that are remembered by uid, so that each counts once.
 _COUNTED: Final = 20_000
+#: Evictions of one queue that are told by uid: the last so many, of the last so many seconds.
+_MOST_RECENT: Final = 512
+_RECENT_S: Final = 60.0
 _NO_QUEUE: Final = Queue("")
 
 
@@ -55,6 +59,8 @@ class Tally:
         self._accounts: dict[str, _Account] = {}
         self._evictions: dict[str, dict[str, list[int]]] = {}
         self._counted: dict[str, None] = {}
+        #: (when counted, uid), by path.
+        self._recent: dict[str, deque[tuple[float, str]]] = {}
         self._moved: set[str] = set()
         self._kept_at = float("-inf")
         #: Evicted pods that the first lists showed: whether they are news is known when it is known what was kept.
@@ -134,6 +140,7 @@ class Tally:
         times.append(int(at))
         times.sort()
         del times[:-MOST_TIMES]
+        self._recent.setdefault(path, deque(maxlen=_MOST_RECENT)).append((self._now(), uid))
         self._moved.add(path)
         self.news += 1
         return True
@@ -149,6 +156,8 @@ class Tally:
         for workload, times in self._evictions.pop(old, {}).items():
             kept = self._evictions.setdefault(new, {}).setdefault(workload, [])
             kept[:] = sorted([*kept, *times])[-MOST_TIMES:]
+        if (recent := self._recent.pop(old, None)) is not None:
+            self._recent[new] = recent
         self._moved |= {old, new}
 
     # -- what is told and kept ----------------------------------------------------------------------------------------
@@ -185,7 +194,19 @@ class Tally:
             cpu_milli_s=cpu,
             mem_mib_s=mem,
             evictions={workload: tuple(times) for workload, times in sorted(self._evictions.get(path, {}).items())},
+            recent=self._counted_last(path),
         )
+
+    def _counted_last(self, path: str) -> tuple[str, ...]:
+        recent = self._recent.get(path)
+        if recent is None:
+            return ()
+        now = self._now()
+        while recent and recent[0][0] < now - _RECENT_S:
+            recent.popleft()
+        if not recent:
+            del self._recent[path]
+        return tuple(uid for _, uid in recent)
 
     def used(self, path: str) -> Quota:
         """What the queue and those below it hold now."""

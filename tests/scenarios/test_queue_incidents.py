@@ -325,6 +325,31 @@ def test_a_workload_that_was_evicted_three_times_today_is_left_alone_until_the_f
     assert victims_of(decision) == ["victim"]
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["named by the history", "not named"])
+def test_one_eviction_was_counted_as_two_as_soon_as_the_history_told_of_it(named: bool) -> None:
+    engine = engine_of(cluster().node("n", gpus=1).queue("a", evictions=2, evictions_window_s=86_400))
+    facts = cluster().node("n", gpus=1).running("victim", gpus=1, queue="a", workload="Job/team/w", started=NOW)
+    engine.use_seen(msgspec.structs.replace(facts.uses["n"], revision=10))
+    engine.pod_seen(facts.pods[0])
+    (decision,) = engine.decide([pod("p0", gpus=1, queue="a", priority=5)], NOW)
+    engine.settle()
+    assert len(decision.victims) == 1
+    engine.pod_seen(msgspec.structs.replace(facts.pods[0], marked=True))
+    engine.pod_gone(facts.pods[0].uid)
+    engine.use_seen(msgspec.structs.replace(facts.uses["n"], revision=11))
+    engine.pod_seen(msgspec.structs.replace(facts.pods[0], uid="again", started=NOW + 1))
+    past = msgspec.structs.replace(
+        history("a", "Job/team/w", 0.0, at=NOW + 1), recent=(facts.pods[0].uid,) if named else ()
+    )
+    engine.queue_history_seen(past)
+    (decision,) = engine.decide([pod("p1", gpus=1, queue="a", priority=5)], NOW + 2)
+    if named:
+        assert [victim.uid for victim in decision.victims] == ["again"]
+    else:
+        assert decision.victims == ()
+        assert decision.verdict.until <= NOW + 2 + 10, "it is in doubt whether there were two, and soon it is not"
+
+
 def test_a_controller_made_the_victim_again_it_was_admitted_again_and_evicted_again_without_end() -> None:
     """No history comes (the leader is away): what this replica decided itself bounds it."""
     engine = engine_of(cluster().node("n", gpus=1).queue("a", evictions=2, evictions_window_s=3600))

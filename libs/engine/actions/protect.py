@@ -14,7 +14,7 @@ import msgspec
 from libs.domain.queues import Queue, ancestors
 from libs.domain.verdicts import Verdict, Wake
 from libs.engine.api import RunningTask
-from libs.engine.running import RunningBook, workload
+from libs.engine.running import HISTORY_LAGS_S, RunningBook, workload
 from libs.engine.session import Session
 
 
@@ -91,6 +91,8 @@ class Protection:
             left = most - len(times)
             # Time gives one back when the oldest that still counts leaves the window.
             until = times[-most] + policy.window_s if left <= 0 and most and self._session.now else 0.0
+            if until and running.in_doubt(task):
+                until = min(until, self._session.now + HISTORY_LAGS_S)
             known = self._left[key] = (left, until)
         return known
 

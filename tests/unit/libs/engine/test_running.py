@@ -82,6 +82,29 @@ def test_an_eviction_on_its_way_counts_until_the_history_is_newer_than_its_end()
     assert book.evictions(victim("new"), told, 3600) == [101]
 
 
+def test_an_eviction_that_the_history_names_counts_once_from_then_on_however_long_the_pod_takes_to_go() -> None:
+    book = RunningBook()
+    book.clock = 100.0
+    book.seen(victim("u", marked=True))
+    history = QueueHistory("a", 101.0, evictions={"w": (101,)}, recent=("u",))
+    book.told(history.recent)
+    assert book.evictions(victim("new"), history, 3600) == [101]
+    book.seen(victim("u", marked=True))
+    book.mark("u")
+    assert book.evictions(victim("new"), history, 3600) == [101], "it is still there"
+    book.gone("u")
+    assert book.evictions(victim("new"), history, 3600) == [101]
+
+
+def test_an_eviction_that_the_history_may_have_is_in_doubt_until_it_is_named_or_long_over() -> None:
+    book = RunningBook()
+    book.clock = 100.0
+    book.seen(victim("u", marked=True))
+    assert book.in_doubt(victim("new"))
+    book.told(["u"])
+    assert not book.in_doubt(victim("new"))
+
+
 def test_marks_within_a_pass_count_and_are_forgotten_with_it() -> None:
     book = RunningBook()
     book.seen(victim("u"))

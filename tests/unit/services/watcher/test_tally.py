@@ -120,6 +120,19 @@ class TestLeadersChange:
         assert second.evicted("b", "q", "Job/ns/1", time.now)
         assert len(second.history("q").evictions["Job/ns/1"]) == 2
 
+    def test_evictions_are_told_by_uid_for_a_while_so_that_who_decided_them_counts_them_no_longer(
+        self, time: Time
+    ) -> None:
+        tally = begun(time)
+        tally.evicted("a", "q", "Job/ns/1", time.now)
+        time.now += 40
+        tally.evicted("b", "q", "Job/ns/1", time.now)
+        assert tally.history("q").recent == ("a", "b")
+        time.now += 40
+        assert tally.history("q").recent == ("b",)
+        tally.renamed("q", "above/q")
+        assert (tally.history("q").recent, tally.history("above/q").recent) == ((), ("b",))
+
 
 class TestTelling:
     def test_only_what_changed_is_told_and_fading_is_no_change(self, time: Time) -> None:
