@@ -28,9 +28,8 @@ from aiokafka.errors import (
     RecordTooLargeError,
     TopicAuthorizationFailedError,
 )
-from aiokafka.partitioner import DefaultPartitioner
 
-from libs.bus import metrics
+from libs.bus import metrics, murmur
 from libs.bus.entry import in_words
 from libs.bus.envelope import Writer
 from libs.bus.port import BusUnavailable, Outgoing
@@ -49,7 +48,6 @@ GATHER_S: Final = 0.003
 MAX_PENDING: Final = 100_000
 
 Place = tuple[str, int]
-_partitioner = DefaultPartitioner()
 #: Faults of a batch itself: another producer would get the same answer.
 _OF_THE_BATCH = (MessageSizeTooLargeError, RecordTooLargeError, TopicAuthorizationFailedError, InvalidTopicError)
 
@@ -81,8 +79,6 @@ class KafkaPublisher:
         self._broken = ""
         self._sender: asyncio.Task[None] | None = None
         self._closing = False
-        #: Partition choice by key, as the client's own: remembered, because murmur2 in Python costs more than the rest.
-        self._chosen: dict[tuple[str, str], int] = {}
 
     async def open(self) -> None:
         """Raises KafkaError when no broker can be reached."""
@@ -179,15 +175,7 @@ class KafkaPublisher:
             if not 0 <= record.partition < count:
                 raise ValueError(f"{record.topic} has no partition {record.partition}")
             return record.partition
-        name = (record.topic, record.key)
-        chosen = self._chosen.get(name)
-        if chosen is None:
-            every = list(range(count))
-            chosen = _partitioner(record.key.encode(), every, every)
-            if len(self._chosen) >= 50_000:
-                self._chosen.clear()
-            self._chosen[name] = chosen
-        return chosen
+        return murmur.partition(record.key.encode(), count)
 
     async def _send(self) -> None:
         while True:

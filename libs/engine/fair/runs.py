@@ -8,7 +8,6 @@ Where fewer than FEWEST ended, or none ran as long, nothing is said: a guess wit
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -43,7 +42,8 @@ class Runs:
     """Run times of tasks that ended by themselves."""
 
     def __init__(self) -> None:
-        self._runs: dict[_Key, deque[float]] = {}
+        #: Lists, because most have one element: a pod without an owner is its own.
+        self._runs: dict[_Key, list[float]] = {}
         self._sorted: dict[_Key, list[float]] = {}
 
     def ended(self, task: RunningTask, now: float) -> None:
@@ -56,8 +56,9 @@ class Runs:
                     oldest = next(iter(self._runs))
                     del self._runs[oldest]
                     self._sorted.pop(oldest, None)
-                runs = deque(maxlen=_KEPT)
+                runs = []
             runs.append(now - task.started)
+            del runs[:-_KEPT]
             self._sorted.pop(key, None)
             self._runs[key] = runs  # the least lately told goes first
 

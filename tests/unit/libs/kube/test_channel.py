@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from libs.kube import channel as lean
 from libs.kube.channel import Address, Channels, Lost, NotSent
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -169,3 +170,29 @@ async def test_a_connection_that_nobody_waits_for_any_more_serves_the_next_reque
         assert (await channels.request(REQUEST, idempotent=False)).status == 200
     assert hurried.cancelled()
     assert opened == 1
+
+
+async def test_what_a_burst_opened_goes_once_it_is_idle_and_what_is_used_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept for ever, each burst larger than those before would leave its connections behind, with their buffers."""
+    monkeypatch.setattr(lean, "_IDLE_S", 0.05)
+    opened = alive = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened, alive
+        opened += 1
+        alive += 1
+        try:
+            while True:
+                await asked(reader)
+                await asyncio.sleep(0.001)
+                writer.write(OK)
+        finally:
+            alive -= 1
+
+    async with server(serve, limit=8) as channels:
+        await asyncio.gather(*[channels.request(REQUEST, idempotent=False) for _ in range(16)])
+        assert (opened, alive) == (8, 8)
+        async with asyncio.timeout(10):
+            while alive > 1:
+                await channels.request(REQUEST, idempotent=False)
+        assert opened == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 from libs.domain.resources import Charge, GpuGrant
 from libs.engine.api import RunningTask
@@ -49,3 +50,16 @@ def test_the_same_owner_tells_more_than_the_queue() -> None:
     for number in range(9):
         runs.ended(task(f"w{number}", NOW - 50, workload="Job/d/u"), NOW)
     assert runs.end_of(task("t", NOW, workload="Job/d/u"), NOW).at == NOW + 50
+
+
+def test_pods_that_are_alone_of_their_kind_cost_little() -> None:
+    """A pod without an owner is a workload of its own: of most of what is remembered there is one run time."""
+    runs = Runs()
+    tracemalloc.start()
+    try:
+        for number in range(10_000):
+            runs.ended(task(f"e{number}", NOW - 5, workload=f"pod-{number}"), NOW)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 512 * 4096
