@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TypeVar
 
-from libs.kube.objects import Meta
+import msgspec
+
+from libs.kube.objects import Meta, bare_decoder
 from services.watcher.decide import Picture
 
 K = TypeVar("K", bound=Hashable)
@@ -44,9 +46,28 @@ def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
         "claims": way(storage.claim, lambda: storage.claims, storage.claim_gone, _place),
         "csinodes": way(storage.csi_node, lambda: storage.attaching, storage.csi_node_gone, _name),
         "nodes": (picture.node_list, guarded(picture.node_event)),
-        "pods": way(pods.event, lambda: pods.by_uid, pods.gone, lambda m: m.uid),
+        "pods": (lambda raws: _pods_are(picture, raws), guarded(pods.event)),
         "trainingjobs": (picture.job_list, guarded(picture.job_event)),
     }
+
+
+def _pods_are(picture: Picture, raws: Sequence[bytes]) -> None:
+    """Most pods of a list are as they were; whose version is known is not read again."""
+    pods = picture.pods
+    fresh: list[bytes] = []
+    present: set[str] = set()
+    for raw in raws:
+        try:
+            meta = bare_decoder.decode(raw).metadata
+        except msgspec.MsgspecError:
+            fresh.append(raw)  # counted as what cannot be read
+            continue
+        present.add(meta.uid)
+        if meta.resource_version != pods.version_of(meta.uid):
+            fresh.append(raw)
+    present |= picture.all_of(pods.event, fresh, lambda one: one.uid)
+    for uid in pods.by_uid.keys() - present:
+        pods.gone(uid)
 
 
 def _name(meta: Meta) -> str:

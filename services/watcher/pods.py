@@ -71,6 +71,11 @@ class Pods:
         elif old is None or newer(view.version, old.version):
             self._changed(view, old)
 
+    def version_of(self, uid: str) -> str:
+        """The newest version seen of a pod; empty where it is not known."""
+        pod = self.by_uid.get(uid)
+        return pod.version if pod is not None else ""
+
     def gone(self, uid: str) -> None:
         pod = self.by_uid.pop(uid, None)
         self._waiting_for_group.discard(uid)
@@ -144,6 +149,11 @@ class Pods:
         preempted = view.preempted or (view.disrupted and old is not None and old.preempted)
         if holds and old is not None and old.holds and not _differs(old.view, view):
             old.version, old.preempted = view.version, preempted
+            return
+        if old is not None and uid not in self._waiting_for_group and _only_its_status(old.view, view):
+            # A word about why it waits, mostly placement's own, which has the version from the answer to its write. A
+            # version that it misses costs the binder one more look at the pod.
+            old.view, old.version, old.preempted = view, view.version, preempted
             return
         changes = self._changes()
         head = job_of(view, self._catalog.known) if view.ours else None
@@ -248,6 +258,11 @@ class Pods:
             workload=head.workload if head else "",
             wishes=view.wishes if head else None,
         )
+
+
+def _only_its_status(old: PodView, new: PodView) -> bool:
+    """Whether a pod that waits still asks for the very same."""
+    return old.pending and new.pending and msgspec.structs.replace(old, version=new.version) == new
 
 
 def _differs(old: PodView, new: PodView) -> bool:

@@ -97,6 +97,40 @@ def test_a_kubelets_heartbeat_says_nothing_and_an_older_version_is_dropped_after
     assert seen.fact("pod/uid-p") == said.facts["pod/uid-p"]
 
 
+def test_a_word_in_the_status_of_a_pod_that_waits_is_no_news_and_a_changed_wish_is() -> None:
+    """Thousands of pods that fit nowhere get a condition each: placement wrote it, nobody needs to be told."""
+    seen, _ = picture()
+    seen.pods.event("ADDED", pod("p", 5))
+    (first,) = seen.take().hints.values()
+    assert first.tasks["uid-p"].version == "5"
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    seen.pods.event("MODIFIED", pod("p", 6, conditions=[condition]))
+    assert not seen.take()
+    assert seen.pods.version_of("uid-p") == "6"
+    seen.pods.event("MODIFIED", pod("p", 7, conditions=[condition], meta={"annotations": {keys.QUEUE: "other"}}))
+    (changed,) = seen.take().hints.values()
+    assert changed.tasks["uid-p"].version == "7"
+    seen.pods.event("MODIFIED", pod("p", 8, "n1", conditions=[condition]))
+    assert "uid-p" in seen.take().bound
+
+
+def test_a_list_reads_again_only_whose_version_is_new() -> None:
+    seen, unreadable = picture()
+    listed, _ = handlers(seen)["pods"]
+    listed([pod("p", 5), pod("q", 6), pod("goes", 7)])
+    seen.take()
+    broken = ENCODE({"metadata": {"uid": "uid-p", "resourceVersion": "5"}, "spec": "of which nothing needs to be read"})
+    listed([broken, pod("q", 9, "n1")])
+    changes = seen.take()
+    assert not unreadable
+    assert set(changes.bound) == {"uid-q"}
+    assert changes.gone == {"uid-goes"}
+    assert set(seen.pods.by_uid) == {"uid-p", "uid-q"}
+    listed([ENCODE({"metadata": {"uid": "uid-p", "resourceVersion": "10"}, "spec": "broken"}), pod("q", 9, "n1")])
+    assert len(unreadable) == 1
+    assert "uid-p" in seen.pods.by_uid, "it is there all the same"
+
+
 def test_a_node_that_registers_under_a_new_uid_keeps_its_pods() -> None:
     seen, _ = picture()
     seen.node_event("ADDED", node("n1", 10))
