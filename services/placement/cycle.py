@@ -112,7 +112,9 @@ class Cycle:
     def _due(self) -> float | None:
         """When there is something to do again by itself."""
         state, now = self._state, self._clock.monotonic()
-        times = [state.pending.attention.opens(queue, now) for queue in state.waiting.unfinished]
+        attention = state.pending.attention
+        times = [attention.again_opens(queue, now) for queue in state.waiting.unfinished]
+        times += [attention.first_opens(q, now) for q in state.waiting.unfinished if state.waiting.head_due(q)]
         times += [at for at in (state.pending.ripen(now), self._reservations.due(now)) if at is not None]
         times += self._times[:1]
         return min(times, default=None)
@@ -127,7 +129,12 @@ class Cycle:
         state.pending.line.follow(state.view.engine.shares)
         if news or state.waiting.unfinished:
             attention, batch = state.pending.attention, self._settings.placement_batch
-            for key in state.waiting.wake(news, lambda queue: attention.most(queue, now, batch)):
+            if not _STIRS.isdisjoint(news.kinds):
+                attention.stirred()
+            woken = state.waiting.wake(
+                news, lambda queue: attention.again(queue, now, batch), lambda queue: attention.first(queue, now)
+            )
+            for key in woken:
                 job = state.pending.jobs.get(key)
                 if job is not None:
                     state.pending.dirty(job)
@@ -347,6 +354,8 @@ class Cycle:
             self._waits(job, verdict)
 
 
+#: What may help any job that waits, and comes rarely.
+_STIRS = frozenset({Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.SPEC_CHANGED})
 #: Between two lines of the log about bounded queues.
 _TELL_S = 60.0
 #: How often a gang is looked at of whose claims not all have ended. What ends them makes it dirty, mostly.

@@ -62,6 +62,8 @@ class _Ring:
     groups: dict[Hashable, None] = field(default_factory=dict)
     news: News = field(default_factory=News)
     left: int = 0
+    #: The first in line has yet to be tried because of the news.
+    head_due: bool = False
     line: list[Place] = field(default_factory=list)
     #: How many jobs wait in these groups.
     size: int = 0
@@ -214,22 +216,33 @@ class Waiting:
         signature = self._of.get(key)
         return signature is not None and key in self._groups[signature].trying
 
-    def wake(self, news: News, most: Callable[[str], int] | None = None) -> list[str]:
-        """First members of groups that the news can help: of each queue the first in line, and `most` others (None: all
-        of them). Without news the rounds under way go on."""
+    def wake(
+        self, news: News, most: Callable[[str], int] | None = None, first: Callable[[str], bool] = lambda _: True
+    ) -> list[str]:
+        """First members of groups that the news can help: of each queue the first in line, as soon as `first` says so,
+        and `most` others (None: all of them). Without news the rounds under way go on."""
         woken: list[str] = []
         if news:
             for queue, ring in self._rings.items():
                 ring.news.kinds |= news.kinds
                 ring.news.queues |= news.queues
                 ring.left = len(ring.groups)
+                ring.head_due = True
                 self.unfinished.add(queue)
-                first = self.first(queue)
-                if first is not None:
-                    woken += self._try(self._groups[self._of[first]], ring.news)
         for queue in list(self.unfinished):
-            woken += self._round(queue, self._rings[queue], len(self._of) if most is None else most(queue))
+            ring = self._rings[queue]
+            if ring.head_due and first(queue):
+                ring.head_due = False
+                head = self.first(queue)
+                if head is not None:
+                    woken += self._try(self._groups[self._of[head]], ring.news)
+            woken += self._round(queue, ring, len(self._of) if most is None else most(queue))
         return woken
+
+    def head_due(self, queue: str) -> bool:
+        """Whether something happened since the first in line was tried."""
+        ring = self._rings.get(queue)
+        return ring is not None and ring.head_due
 
     def _round(self, queue: str, ring: _Ring, most: int) -> list[str]:
         woken: list[str] = []
@@ -241,7 +254,7 @@ class Waiting:
             ring.left -= 1
             looks -= 1
             woken += self._try(self._groups[signature], ring.news)
-        if ring.left <= 0:
+        if ring.left <= 0 and not ring.head_due:
             ring.news.clear()
             self.unfinished.discard(queue)
         return woken

@@ -49,12 +49,14 @@ class Virtual:
 
 
 class Counted(PlacementEngine):
-    """Whose jobs were evaluated, by queue."""
+    """Whose jobs were evaluated, by queue and by key."""
 
     decided: list[str]
+    looked_at: list[str]
 
     def decide(self, jobs: list[PendingJob], now: float = 0.0) -> list[Decision]:
         self.decided += [job.head.queue for job in jobs]
+        self.looked_at += [job.head.key for job in jobs]
         return super().decide(jobs, now)
 
 
@@ -70,7 +72,7 @@ class World:
         self.clock, self.ledger = Virtual(), ledger
         settings = PlacementSettings(**set_)
         self.engine = Counted(EngineConfig(overdue_s=settings.placement_overdue_s))
-        self.engine.decided = []
+        self.engine.decided, self.engine.looked_at = [], []
         pending = Pending(
             overdue_s=settings.placement_overdue_s, attention=Attention(settings.placement_hopeless_per_s)
         )
@@ -107,6 +109,12 @@ class World:
 
     def comes(self, job: Job, at: float) -> None:
         heapq.heappush(self._coming, (at, len(self._coming), job))
+
+    async def join(self, node: Node) -> None:
+        """A node more, in the ledger and in the view."""
+        await self.ledger.nodes_seen([node], 1)
+        await self._tail()
+        self.state.view.see(NodeFact(node), self.clock.now)
 
     def enter(self, job: Job) -> None:
         self.state.pending.jobs[job.head.key] = job

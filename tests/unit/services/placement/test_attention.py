@@ -5,7 +5,17 @@ from __future__ import annotations
 from libs.domain.jobs import JobHead, Task
 from libs.domain.resources import GpuRequest, Request
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
-from services.placement.attention import SLICE, SLICES, START, STREAK, Attention
+from services.placement.attention import (
+    AGAIN_LEAST,
+    AGAIN_MOST,
+    CALM,
+    FIRST,
+    SLICE,
+    SLICES,
+    START,
+    STREAK,
+    Attention,
+)
 from services.placement.jobs import Job, Pending
 from services.placement.wake import News, Waiting
 
@@ -36,6 +46,46 @@ def test_a_queue_whose_jobs_fail_one_after_the_other_gets_slices_and_any_success
     attention.placed("a")
     assert attention.most("a", 0.05, 256) >= START
     assert attention.most("b", 0.0, 256) == START, "others are not touched by it"
+
+
+def test_who_waits_in_vain_is_looked_at_the_more_rarely_the_longer_and_a_new_node_ends_that() -> None:
+    attention = Attention(per_s=80.0)
+    for _ in range(STREAK):
+        attention.failed("a")
+    assert attention.again_per_s("a") == 80.0 * AGAIN_MOST
+    assert attention.again("a", 0.0, 256) == SLICE
+    assert attention.again("a", 0.01, 256) == 0
+    assert attention.again_opens("a", 0.01) == SLICE / (80.0 * AGAIN_MOST)
+    assert attention.most("a", 0.01, 256) == SLICE, "who was never looked at does not wait for them"
+    for _ in range(3 * CALM):
+        attention.failed("a")
+    assert 80.0 * AGAIN_LEAST < attention.again_per_s("a") < 80.0 * AGAIN_MOST / 2
+    for _ in range(9 * CALM):
+        attention.failed("a")
+    assert attention.again_per_s("a") == 80.0 * AGAIN_LEAST
+    attention.stirred()
+    assert attention.again_per_s("a") == 80.0 * AGAIN_MOST
+
+
+def test_the_first_in_line_is_tried_at_events_that_are_not_too_close_together() -> None:
+    attention = Attention(per_s=100.0)
+    assert attention.first("a", 0.0) and attention.first("a", 0.0), "a queue that is not bounded"
+    for _ in range(STREAK):
+        attention.failed("a")
+    assert attention.first("a", 1.0)
+    assert not attention.first("a", 1.0 + 0.5 / (FIRST * 100.0))
+    assert attention.first("a", attention.first_opens("a", 1.01))
+
+
+def test_an_event_right_after_the_first_in_line_was_tried_is_not_lost_on_it() -> None:
+    waiting = Waiting()
+    for n in range(3):
+        one = job(f"j{n}", created=float(n))
+        waiting.hold(one, one.head.key, ROOM)
+    assert waiting.wake(fresh(FREED), lambda _: 0, lambda _: False) == []
+    assert waiting.head_due("a") and waiting.unfinished == {"a"}
+    assert waiting.wake(News(), lambda _: 0, lambda _: True) == ["pod/d/j0"]
+    assert not waiting.head_due("a")
 
 
 def test_success_after_success_takes_whole_passes() -> None:
