@@ -225,14 +225,24 @@ class MixCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
 
 
+class PrecisionCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many milli GPUs tasks asked for that declare a precision; old ones fade."""
+
+    precision: str
+    required: bool
+    milli: int
+
+
 class LearnedMix(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the owner of one partition of the jobs has learned of their sizes: `seen` tasks, of jobs created `until`
-    then (seconds since the epoch)."""
+    then (seconds since the epoch); and of the precisions that `declared` of those tasks declare."""
 
     partition: int
     seen: int
     until: float = 0.0
     counts: tuple[MixCount, ...] = ()
+    precisions: tuple[PrecisionCount, ...] = ()
+    declared: int = 0
 
 
 # --- drystone.plans, drystone.evictions, drystone.outcomes -----------------------------------------------------------

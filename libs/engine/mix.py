@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from libs.domain.jobs import partition_of
 from libs.domain.resources import Request
 from libs.engine.api import PendingJob
+from libs.engine.precision.demand import DemandState
 from libs.engine.recent import Recent
 
 #: Halve all counts when they sum to this: what came about this many tasks ago counts half.
@@ -65,11 +66,12 @@ class Share(NamedTuple):
 
 class MixState(NamedTuple):
     """All that a slot is: counts by owner and shape (COUNT for one task), how many tasks it has seen, and when the
-    newest job of those was created."""
+    newest job of those was created. `demand` is what an engine has learned beside it, of the same jobs."""
 
     counts: tuple[tuple[str, Shape, int], ...]
     seen: int
     until: float = 0.0
+    demand: DemandState = DemandState()
 
 
 class _Slot:

@@ -49,7 +49,7 @@ class Session:
         self.runs = Runs()
         self.mix = TypicalMix(config.typical, config.mix_slots)
         self._draw = Draw(config.seed)
-        self.precisions = PrecisionDemand()
+        self.precisions = PrecisionDemand(config.mix_slots)
         #: Whether any task so far declared a precision.
         self.declares = False
         self.table = default_table().extended(config.gpu_models)

@@ -1,4 +1,5 @@
-"""The typical mix of tasks: learned by each replica from the jobs that it decides, shared by all, kept over restarts.
+"""The typical mix of tasks and the precisions that they declare: learned by each replica from the jobs that it decides,
+shared by all, kept over restarts.
 
 The owner of a partition counts that partition's jobs and writes the counts on a compacted topic, one record per
 partition; every replica reads all records and adds them up. So a replica that starts, or that takes a partition, has
@@ -16,9 +17,10 @@ import msgspec
 import structlog
 
 from libs.bus.port import BusUnavailable, FullReader, Incoming, Outgoing, Publisher
-from libs.contracts.events import EventType, LearnedMix, MixCount
+from libs.contracts.events import EventType, LearnedMix, MixCount, PrecisionCount
 from libs.contracts.topics import MIX
 from libs.engine.mix import MixState, Shape
+from libs.engine.precision.demand import DemandState, Kind
 from libs.runtime.clock import Clock
 from services.placement import measures
 from services.placement.state import State
@@ -89,10 +91,12 @@ class Learning:
 
 def _record(partition: int, learned: MixState) -> Outgoing:
     counts = tuple(MixCount(owner, *shape, count) for owner, shape, count in learned.counts)
-    mix = LearnedMix(partition, learned.seen, learned.until, counts)
+    precisions = tuple(PrecisionCount(*kind, milli) for kind, milli in learned.demand.counts)
+    mix = LearnedMix(partition, learned.seen, learned.until, counts, precisions, learned.demand.tasks)
     return Outgoing(MIX.name, str(partition), _encode(mix), EventType.MIX)
 
 
 def _state_of(mix: LearnedMix) -> MixState:
     counts = ((c.owner, Shape(c.cpu, c.gpus, c.milli, c.mib, c.models), c.count) for c in mix.counts)
-    return MixState(tuple(counts), mix.seen, mix.until)
+    precisions = ((Kind(c.precision, c.required), c.milli) for c in mix.precisions)
+    return MixState(tuple(counts), mix.seen, mix.until, DemandState(tuple(precisions), mix.declared))

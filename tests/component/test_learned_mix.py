@@ -1,4 +1,5 @@
-"""What placement learns of the mix of tasks: counted once, shared by replicas, kept over restarts."""
+"""What placement learns of the mix of tasks and of their precisions: counted once, shared by replicas, kept over
+restarts."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import msgspec
 from libs.bus.port import Outgoing
 from libs.contracts.events import EventType, LearnedMix, MixCount
 from libs.contracts.topics import MIX
+from libs.domain import keys
 from libs.domain.jobs import partition_of
 from libs.engine.core import PlacementEngine
 from libs.engine.mix import COUNT, ONE
@@ -28,6 +30,13 @@ def counted(app: Placement) -> int:
     engine = app.state.view.engine
     assert isinstance(engine, PlacementEngine)
     return engine._session.mix.seen
+
+
+def declared(app: Placement) -> dict[str, int]:
+    """Precision -> milli GPUs asked for by tasks that declare it."""
+    engine = app.state.view.engine
+    assert isinstance(engine, PlacementEngine)
+    return {kind.precision: milli for kind, milli in engine._session.precisions.counts.items()}
 
 
 async def submit(s: Scene, count: int, gpus: int, prefix: str) -> None:
@@ -63,6 +72,29 @@ async def test_two_replicas_each_learn_from_their_jobs_and_know_the_sum() -> Non
             await submit(s, 5, 2, "q")
             await s.until(lambda: counted(one) == 25 and counted(two) == 25)
             assert mix_of(one) == mix_of(two) == {1: 0.8, 2: 0.2}
+
+
+async def test_precisions_that_one_replica_was_asked_for_are_known_to_all_and_to_who_starts_later() -> None:
+    async with scene() as s:
+        await s.facts(*(s.node(f"n{i}") for i in range(4)))
+        one, two = placement(s, placement_mix_s=0.01), placement(s, placement_mix_s=0.01)
+        asked = {"fp8": 12_000, "bf16": 8_000}
+        async with running(one, two, binder(s)):
+            await s.until(lambda: len(one.state.active | two.state.active) == PARTITIONS)
+            await s.until(lambda: bool(one.state.active and two.state.active))
+            for i in range(20):
+                annotations = {keys.PRECISION: "fp8" if i < 12 else "bf16"}
+                await s.hint(s._create_pod(f"p-{i}", 1, annotations, {}))
+            await submit(s, 10, 1, "declares-nothing")
+            await s.until(lambda: declared(one) == declared(two) == asked)
+            for app in (one, two):
+                engine = app.state.view.engine
+                assert isinstance(engine, PlacementEngine)
+                assert engine._session.precisions.tasks == 20, "of 30: the part that declares something"
+
+        third = placement(s)
+        async with running(third, binder(s)):
+            await s.until(lambda: declared(third) == asked)
 
 
 async def test_of_a_partition_that_it_owns_a_replica_believes_nobody() -> None:

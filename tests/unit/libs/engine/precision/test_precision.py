@@ -12,6 +12,7 @@ from libs.domain.precision import PRECISIONS, Precision
 from libs.domain.verdicts import Kind, Reason
 from libs.engine.api import Decision, EngineConfig, PendingJob
 from libs.engine.core import PlacementEngine
+from libs.engine.precision.demand import PrecisionDemand
 from libs.engine.precision.prices import prices
 from libs.engine.precision.table import GpuModel, GpuTable, checked, default_table
 from libs.testkit.builders import ClusterBuilder, cluster, pod
@@ -195,6 +196,40 @@ def test_one_node_and_many_are_scored_alike() -> None:
         before = view.keys.copy()
         rows = range(len(facts.nodes))
         assert [view._key(row) for row in rows] == before[: len(rows)].tolist()
+
+
+def test_a_replica_that_takes_over_what_others_learned_goes_by_it_and_counts_no_job_twice() -> None:
+    kinds: list[Precision] = ["fp8", "fp8", "fp8", "bf16"]
+    past = [pod(f"p{n:03}", gpus=1, precision=kinds[n % 4], created=float(n)) for n in range(40)]
+    coming = [pod(f"q{n:03}", gpus=1, precision="bf16", created=100.0 + n) for n in range(16)]
+    facts = mixed(a100=4, h100=2)
+    config = EngineConfig(mix_slots=4)
+    seen = facts.into(PlacementEngine(config))
+    seen.decide(past)
+    seen.settle()
+
+    told = facts.into(PlacementEngine(config))
+    for slot in range(4):
+        told.recall(seen.learned(slot), slot)
+        told.recall(seen.learned(slot), slot)  # a record may come twice
+    assert [told.learned(slot) for slot in range(4)] == [seen.learned(slot) for slot in range(4)]
+    told.decide(past)  # its own partitions' jobs, read again from the start
+    assert [told.learned(slot).demand for slot in range(4)] == [seen.learned(slot).demand for slot in range(4)]
+    told.settle()
+    untold = facts.into(PlacementEngine(config))
+    took = [Counter(map(where, engine.decide(coming)))["h100"] for engine in (seen, told, untold)]
+    assert max(took[:2]) < took[2], "bf16 jobs leave the GPUs to the fp8 jobs that are to be expected"
+
+
+def test_an_old_demand_fades() -> None:
+    demand = PrecisionDemand()
+    for n in range(3_000):
+        demand.learn(pod(f"a{n}", gpus=1, precision="fp32"))
+    for n in range(9_000):
+        demand.learn(pod(f"b{n}", gpus=1, precision="fp8"))
+    counts = {kind.precision: milli for kind, milli in demand.counts.items()}
+    assert counts["fp32"] < counts["fp8"] / 4, "of all that came it was a third as much"
+    assert demand.tasks == 12_000
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
