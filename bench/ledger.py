@@ -51,12 +51,12 @@ async def measure(url: str, nodes: int, batches: int) -> dict[str, Any]:
     report: dict[str, Any] = {"nodes": nodes, "functions": {}}
 
     async def step(name: str, calls: int, act: Callable[[int], Awaitable[object]]) -> float:
-        await ledger._client.config_resetstat()
+        await ledger.server.client.config_resetstat()
         begun = time.perf_counter()
         for n in range(calls):
             await act(n)
         took = time.perf_counter() - begun
-        stats: dict[str, dict[str, float]] = await ledger._client.info("commandstats")
+        stats: dict[str, dict[str, float]] = await ledger.server.client.info("commandstats")
         inner = sum(int(s["calls"]) for k, s in stats.items() if k not in _OUTER)
         report["functions"][name] = {
             "us": round(stats["cmdstat_fcall"]["usec_per_call"], 1),

@@ -233,7 +233,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         code = code.replace(long, short)
     # fakeredis trims to the number given only when it is not approximate.
     code = code.replace("'MAXLEN', '~',", "'MAXLEN',")
-    monkeypatch.setattr("libs.store.redis.library", lambda: (name, code))
+    monkeypatch.setattr("libs.store.server.library", lambda: (name, code))
 
 
 @pytest.mark.usefixtures("small")
@@ -247,7 +247,7 @@ async def test_the_ledger_forgets_the_oldest_ends_and_the_oldest_news():
         await ledger.tasks_gone([f"uid-{n}-{k}" for k in range(256)], 1)
     for n in range(100):
         await ledger.nodes_seen([node(f"n{n}")], 1)
-    raw = ledger._client
+    raw = ledger.server.client
     assert await raw.zcard("{drystone}:tombs") <= 1000 + 512
     assert await raw.zscore("{drystone}:tombs", "uid-39-255") is not None
     assert await raw.zscore("{drystone}:tombs", "uid-0-0") is None
@@ -263,7 +263,7 @@ async def test_the_ledger_keeps_nothing_of_nodes_that_came_and_went():
     for n in range(40):
         await ledger.nodes_seen([node(f"spot-{n}")], 1)
         await ledger.nodes_gone([f"spot-{n}"], 1)
-    assert await ledger._client.hlen("{drystone}:nodes") == 0
+    assert await ledger.server.client.hlen("{drystone}:nodes") == 0
     await ledger.close()
 
 
@@ -273,13 +273,13 @@ async def test_more_than_a_page_of_anything_goes_in_several_calls():
     await ledger.open()
     await ledger.begin_rebuild(1)
     sizes: list[int] = []
-    plain = ledger._call
+    plain = ledger.server.call
 
     async def counted(function: str, *args: object) -> object:
         sizes.extend(len(msgspec.json.decode(a)) for a in args if isinstance(a, bytes))
         return await plain(function, *args)
 
-    ledger._call = counted  # type: ignore[method-assign]
+    ledger.server.call = counted  # type: ignore[method-assign]
     await ledger.nodes_seen([node(f"n{n}") for n in range(1000)], 1)
     await ledger.tasks_gone([str(n) for n in range(1000)], 1)
     assert sizes

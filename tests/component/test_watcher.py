@@ -368,7 +368,7 @@ async def test_an_emptied_ledger_is_noticed_although_nothing_happens() -> None:
     async with world.running(watcher):
         await world.synced(watcher)
         before = await world.ledger.state()
-        await world.ledger._client.flushall()
+        await world.ledger.server.client.flushall()
 
         async def whole_again() -> bool:
             state = await world.ledger.state()

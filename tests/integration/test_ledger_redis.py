@@ -101,7 +101,7 @@ async def test_restarted_server_is_not_trusted_until_rebuilt(server: Server) -> 
 
 async def test_evicting_server_is_refused_in_one_sentence(server: Server) -> None:
     ledger = RedisLedger(server.url)
-    await ledger._client.config_set("maxmemory-policy", "allkeys-lru")
+    await ledger.server.client.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(LedgerMisconfigured, match="noeviction"):
         await ledger.open()
     await ledger.close()

@@ -89,7 +89,7 @@ async def both(
 
 def client(url: str, library: Library, monkeypatch: pytest.MonkeyPatch, layout: int = shipped.LAYOUT) -> RedisLedger:
     with monkeypatch.context() as patched:
-        patched.setattr("libs.store.redis.library", lambda: library)
+        patched.setattr("libs.store.server.library", lambda: library)
         return RedisLedger(url)
 
 

@@ -10,7 +10,7 @@ import pytest
 from libs.bus.port import Incoming
 from libs.bus.positions import Positions
 from libs.store import library as texts
-from libs.store import redis as store
+from libs.store import server as store
 from libs.store.embedded import embedded_ledger
 from services.watcher import intake
 from tests.interleavings.world import World, incident, law, lua, python

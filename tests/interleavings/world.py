@@ -34,7 +34,7 @@ from libs.kube.pods import PodView, parse_pod
 from libs.kube.sim.control import Controllers
 from libs.kube.sim.kubelet import SimulatedKubelets
 from libs.runtime.tasks import ended
-from libs.store import redis as store
+from libs.store import server as store
 from libs.store.embedded import embedded_ledger
 from libs.store.library import library
 from libs.store.port import Holder
@@ -158,6 +158,11 @@ def incident(**mutations: Mutation) -> Callable[[Scenario], Any]:
         return test
 
     return made
+
+
+def of_replica(replica: int, prefix: str, kind: str = "pod") -> str:
+    """A name of a pod (or a gang) whose job the given one of two placement replicas owns."""
+    return next(f"{prefix}{n}" for n in range(99) if partition_of(f"{kind}/{NS}/{prefix}{n}", 12) % 2 == replica - 1)
 
 
 class Running:

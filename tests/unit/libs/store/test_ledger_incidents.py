@@ -16,7 +16,8 @@ from libs.domain.resources import Charge, GpuGrant
 from libs.domain.usage import NodeUse, QueueUse
 from libs.store.embedded import embedded_ledger
 from libs.store.port import Holder, Refusal, StaleGeneration, TaskSeen
-from libs.store.redis import RedisLedger, StaleTerm
+from libs.store.redis import RedisLedger
+from libs.store.server import StaleTerm
 
 TERM = 1
 
@@ -347,7 +348,7 @@ async def test_a_data_set_that_is_lost_at_once_is_never_taken_for_its_successor(
     seen = {scene.generation}
     for _ in range(5):
         await asyncio.sleep(0.002)
-        await scene.ledger._client.flushall()
+        await scene.ledger.server.client.flushall()
         state = await scene.ledger.begin_rebuild(TERM)
         assert state.generation not in seen
         assert state.generation > max(seen)
@@ -428,7 +429,7 @@ async def test_what_a_release_without_models_left_behind_sinks_with_the_queue(sc
     await scene.running("t2", 1)
     record = (await scene.use())[1]["q"]
     left = msgspec.json.encode({**msgspec.to_builtins(record), "models": {"A100": 5000, "H100": 3000}})
-    await scene.ledger._client.hset("{drystone}:nodes", "q:q", left)
+    await scene.ledger.server.client.hset("{drystone}:nodes", "q:q", left)
     await scene.ledger.tasks_gone(["t1"], TERM)
     assert (await scene.use())[1]["q"].models == {"A100": 1000, "H100": 1000}
     await scene.ledger.tasks_gone(["t2"], TERM)
