@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from libs.contracts.events import Landed
-from libs.kube import trainingjobs, writes
+from libs.kube import boundpods, writes
 from libs.kube.objects import bare_decoder
 from libs.kube.outcomes import Outcome, classify, retry_after, why
 from libs.kube.pods import PodView, parse_pod
@@ -118,7 +118,7 @@ class Carrier:
             if job is None:
                 return self._abandon(write, Landed.REPLAN, "the job was not read")
             try:
-                manifest = trainingjobs.pod_manifest(job, assignment, write.hand.plan.attempt)
+                manifest = boundpods.pod_manifest(job, assignment, write.hand.plan.attempt)
             except ValueError as error:
                 return self._abandon(write, Landed.REFUSED, str(error))
             answer = await writes.create_pod(self._kube, namespace, manifest, timeout_s=timeout_s)
@@ -130,7 +130,7 @@ class Carrier:
                 assignment.task,
                 write.version,
                 assignment.node,
-                trainingjobs.grant_annotations(assignment),
+                boundpods.grant_annotations(assignment),
                 timeout_s=timeout_s,
             )
         self._measure("create" if assignment.create else "bind", answer, started)

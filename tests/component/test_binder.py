@@ -25,7 +25,7 @@ from libs.domain.jobs import partition_of
 from libs.domain.plans import Assignment, Plan
 from libs.domain.resources import Charge, GpuGrant
 from libs.host.parts import Parts
-from libs.kube import trainingjobs, writes
+from libs.kube import boundpods, trainingjobs, writes
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.nodes import parse_node
 from libs.kube.pods import parse_pod
@@ -598,7 +598,7 @@ async def test_claims_that_a_dead_binder_left_writing_are_resolved_by_reading_th
     plan = await world.plan(*pods, job="gang/default/g", gang=True)
     assert await world.ledger.begin([plan]) == [{}]
     done = plan.assignments[0]
-    meta = {"name": "p0", "annotations": trainingjobs.grant_annotations(done)}
+    meta = {"name": "p0", "annotations": boundpods.grant_annotations(done)}
     body = msgspec.json.encode({"metadata": meta, "target": {"kind": "Node", "name": "n1"}})
     assert world.cluster.call_now("POST", f"/api/v1/namespaces/{TEAM}/pods/p0/binding", body).ok
     world.remove("p2")

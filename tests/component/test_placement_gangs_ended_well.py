@@ -6,7 +6,7 @@ from libs.contracts.events import JobChanged
 from libs.domain import keys
 from libs.domain.plans import Assignment
 from libs.domain.resources import Charge, GpuGrant
-from libs.kube import trainingjobs, writes
+from libs.kube import boundpods, trainingjobs, writes
 from libs.kube.pods import PodView
 from tests.component.placement_scene import NS, Scene, binder, placement, running, scene
 from tests.component.test_placement_disruption import fill, gone, settle_facts
@@ -98,7 +98,7 @@ async def test_a_task_of_a_job_object_that_ends_well_lets_the_others_start() -> 
             create=True,
             role="worker",
         )
-        answer = await writes.create_pod(s.kube, NS, trainingjobs.pod_manifest(view, assignment, 0))
+        answer = await writes.create_pod(s.kube, NS, boundpods.pod_manifest(view, assignment, 0))
         assert answer.ok, answer.body
         await settle_facts(s, task="worker/0/0", job_uid=view.uid)
         service = placement(s)

@@ -17,7 +17,7 @@ from libs.domain import keys
 from libs.domain.jobs import Phase
 from libs.domain.plans import Assignment
 from libs.domain.resources import Charge, GpuGrant
-from libs.kube import trainingjobs, writes
+from libs.kube import boundpods, trainingjobs, writes
 from libs.kube.client import KubeClient
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.errors import ReadFailed
@@ -460,7 +460,7 @@ class TestTrainingJobs:
             role="worker",
             index=1,
         )
-        manifest = trainingjobs.pod_manifest(job, assignment, 0)
+        manifest = boundpods.pod_manifest(job, assignment, 0)
         answer = await writes.create_pod(cluster.kube, cluster.namespace, manifest)
         assert answer.status == 201, answer.body
         pod = parse_pod(answer.body)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from libs.domain.jobs import partition_of
 from libs.domain.verdicts import Verdict
 from libs.kube import writes
 from libs.store.redis import RedisLedger
@@ -13,7 +12,7 @@ from services.placement.gangs import Patience
 from services.placement.jobs import Job, Order
 from services.placement.reserve import Reservations
 from services.preemptor.evict import Evictor
-from tests.interleavings.world import NS, World, incident, law, lua, python
+from tests.interleavings.world import World, incident, law, lua, of_replica, python
 
 # -- rules taken out --------------------------------------------------------------------------------------------------
 
@@ -33,11 +32,6 @@ def _whoever(self: Patience, _orders: Mapping[str, Order], ours: Iterable[str], 
 
 def _for_nobody(self: Reservations, _job: Job, _verdict: Verdict) -> bool:
     return False
-
-
-def of_replica(replica: int, prefix: str) -> str:
-    """A pod's name whose job the given one of two placement replicas owns."""
-    return next(f"{prefix}{n}" for n in range(99) if partition_of(f"pod/{NS}/{prefix}{n}", 12) % 2 == replica - 1)
 
 
 async def two_replicas(world: World, *, gpus: int = 1) -> None:

@@ -1,8 +1,7 @@
-"""Jobs from Kafka, and claims: entries 1 to 9 of docs/interleavings.md."""
+"""Jobs from Kafka, and claims: entries 1 to 6 of docs/interleavings.md."""
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Any
 
@@ -11,17 +10,13 @@ import pytest
 
 from libs.bus.memory import MemoryFullReader
 from libs.bus.positions import Positions
-from libs.domain.jobs import partition_of
-from libs.kube import nodes as kube_nodes
-from libs.kube import trainingjobs, writes
+from libs.kube import boundpods, trainingjobs, writes
 from libs.kube.port import Answer
-from libs.store.port import StreamBatch
 from libs.store.redis import RedisLedger
 from services.binder.tenure import Tenure
 from services.placement.ownership import Ownership
-from services.watcher import decide as watcher_decide
 from services.watcher import lead as watcher_lead
-from tests.interleavings.world import NS, World, both, incident, law, lua, python
+from tests.interleavings.world import World, both, incident, law, lua, python
 
 # -- rules taken out --------------------------------------------------------------------------------------------------
 
@@ -30,7 +25,7 @@ def _due_as_soon_as_read(self: Positions) -> dict[tuple[str, int], int]:
     return {place: line[-1].offset + 1 for place, line in self._lines.items() if line}
 
 
-_manifest = trainingjobs.pod_manifest
+_manifest = boundpods.pod_manifest
 
 
 def _without_owner(*arguments: Any) -> bytes:
@@ -65,25 +60,12 @@ async def _take_no_outbox(self: RedisLedger, partition: int) -> Any:
     return msgspec.structs.replace(await _take(self, partition), planned=())
 
 
-async def _tail_nothing(self: RedisLedger, position: str, wait_s: float = 0.5) -> StreamBatch:
-    await asyncio.sleep(wait_s)
-    return StreamBatch(position=position or "0", lost=not position)
-
-
 _assign = MemoryFullReader.assign
 
 
 def _follow_others(self: MemoryFullReader, partitions: Any, *, at_end: bool) -> None:
     others = {(topic, p) for topic, _ in partitions for p in range(12)} - set(partitions)
     _assign(self, others, at_end=at_end)
-
-
-_parse_node = kube_nodes.parse_node
-
-
-def _spec_is_the_version(raw: bytes) -> Any:
-    node = _parse_node(raw)
-    return msgspec.structs.replace(node, spec=node.version)
 
 
 def _never_wait(patch: pytest.MonkeyPatch) -> None:
@@ -147,7 +129,7 @@ async def test_02_pods_that_ended_and_were_cleaned_up_are_not_created_again_by_a
     law(len(created) == len(set(created)), f"a task of an attempt is created once: {created}")
 
 
-@incident(owner_reference=python(trainingjobs, "pod_manifest", _without_owner))
+@incident(owner_reference=python(boundpods, "pod_manifest", _without_owner))
 async def test_02_a_cancel_overtakes_the_creation_of_the_jobs_pods(world: World) -> None:
     world.node("n1", 2)
     await world.spine()
@@ -313,76 +295,3 @@ async def test_06_an_outcome_is_lost_with_its_binder(world: World) -> None:
     world.forget_plans()
     await world.start("binder", "-2")
     await world.until(lambda: "x" in world.bound(), "a claim of which nobody reports is found ended", 90.0)
-
-
-# -- 7, 8, 9: replicas beside each other ------------------------------------------------------------------------------
-
-
-@incident(compare_the_spec_only=python(watcher_decide, "parse_node", _spec_is_the_version))
-async def test_07_the_node_changes_its_version_before_each_commit_of_a_gang(world: World) -> None:
-    """Singles are committed and the node beats between every decision of the gang and its commit."""
-    world.node("n1", 64)
-    await world.start("watcher")
-    await world.start("placement", "-1")
-    await world.start("placement", "-2")
-    await world.start("binder")
-    deciding = world.pauses.hold("placement", "ledger commit", "gang/", most=1)
-    world.gang("g", 4)
-    for number in range(8):
-        await deciding.reached()
-        following = world.pauses.hold("placement", "ledger commit", "gang/", most=1)
-        world.pod(f"single{number}")
-        world.heartbeat()
-        await world.rest(0.2)
-        deciding.go()
-        deciding = following
-        await world.rest(0.5)
-        if "g0" in world.bound():
-            break
-    law({f"g{n}" for n in range(4)} <= world.bound().keys(), "a gang that fits is committed")
-
-
-@incident(limit_in_the_commit=lua(("at = quota(u, plan.queue, {c}", "local _ = quota(u, plan.queue, {c}")))
-async def test_08_two_replicas_check_a_limit_and_each_add_to_it(world: World) -> None:
-    world.limits["team"] = 8000
-    world.node("n1", 8)
-    world.node("n2", 2)
-    world.queue("team", 8)
-    await world.start("watcher")
-    await world.start("placement", "-1")
-    await world.start("placement", "-2")
-    await world.start("binder")
-    world.pod("six", 6, queue="team")
-    await world.until(lambda: "six" in world.bound(), "six of eight are used")
-    names = [
-        next(f"{x}{n}" for n in range(99) if partition_of(f"pod/{NS}/{x}{n}", 12) % 2 == i) for i, x in enumerate("ab")
-    ]
-    held = [world.pauses.hold(f"placement-{r}", "ledger commit", most=1) for r in (1, 2)]
-    for name, node in zip(names, ("n1", "n2"), strict=True):
-        world.pod(name, 2, queue="team", selector={"pick": node})
-    for one in held:
-        await one.reached()
-    for one in held:
-        one.go()
-    await world.rest(5.0)
-    law(sum(name in world.bound() for name in names) == 1, "one of the two starts")
-
-
-@incident(stream_of_use=python(RedisLedger, "tail", _tail_nothing))
-async def test_09_what_one_replica_claimed_and_lost_again_is_seen_by_the_other(world: World) -> None:
-    """No binder: the claim of replica 1 expires, and the job of replica 2, who waits, is to have the room."""
-    world.node("n1", 1)
-    await world.start("watcher")
-    await world.start("placement", "-1")
-    await world.start("placement", "-2")
-    x, y = (next(f"p{n}" for n in range(99) if partition_of(f"pod/{NS}/p{n}", 12) % 2 == i) for i in (0, 1))
-    silent = world.pauses.hold("placement-1", "send drystone.plans")
-    world.pod(x)
-    await silent.reached()
-    refused = len(world.refused)
-    world.pod(y, priority="high")
-    await world.rest(5.0)
-    law(len(world.refused) == refused, "what others claimed is not offered again and again")
-    world.delete(x)
-    await world.start("binder")
-    await world.until(lambda: y in world.bound(), "room that a claim of another replica gives back is seen", 15.0)

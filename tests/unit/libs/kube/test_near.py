@@ -14,7 +14,7 @@ from libs.domain import keys
 from libs.domain.plans import Assignment
 from libs.domain.resources import Charge
 from libs.domain.topology import LEVELS, Level, Near, Topology, level_of
-from libs.kube import trainingjobs
+from libs.kube import boundpods, trainingjobs
 from libs.kube.nodes import parse_node
 from libs.kube.pods import parse_pod
 from tests.unit.libs.kube.objects_for_tests import pod, raw_node
@@ -136,7 +136,7 @@ def test_a_job_says_it_for_its_roles_and_its_pods_carry_it() -> None:
     ]
     last = tasks[-1]
     made = Assignment("c", last.id, last.name, "n", "s", Charge(), create=True, role="worker", index=3)
-    created = msgspec.json.decode(trainingjobs.pod_manifest(view, made, 0))
+    created = msgspec.json.decode(boundpods.pod_manifest(view, made, 0))
     created["metadata"] |= {"uid": "u", "resourceVersion": "1"}
     seen = parse_pod(msgspec.json.encode(created))
     assert (seen.topology, seen.request) == (last.topology, last.request)

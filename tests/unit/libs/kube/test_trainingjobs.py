@@ -1,4 +1,4 @@
-"""TrainingJobs: read, expanded, and made into pods that nobody can dress up."""
+"""TrainingJobs: read, and expanded into tasks."""
 
 from typing import Any
 
@@ -6,11 +6,9 @@ import msgspec
 import pytest
 
 from libs.domain.jobs import Phase
-from libs.domain.plans import Assignment
-from libs.domain.resources import Charge, GpuGrant, GpuRequest
+from libs.domain.resources import GpuRequest
 from libs.kube import trainingjobs
-from libs.kube.grouping import Known, job_of
-from libs.kube.pods import parse_pod
+from libs.kube.grouping import Known
 from libs.kube.trainingjobs import TrainingJobView
 
 
@@ -32,35 +30,6 @@ def role(name: str = "worker", replicas: int = 2, template: Any = None, **more: 
 def container(**spec: Any) -> dict[str, Any]:
     main = {"name": "main", "image": "i", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     return {"spec": {"containers": [main], **spec}}
-
-
-def assignment(view: TrainingJobView, index: int = 0) -> Assignment:
-    return Assignment(
-        claim="1.0.1.1.0",
-        task=f"j/worker/{index}/0",
-        name=trainingjobs.pod_name(view.name, "worker", index, 0),
-        node="n1",
-        node_spec="s",
-        charge=Charge(gpus=(GpuGrant(2, 500, 8192),)),
-        create=True,
-        role="worker",
-        index=index,
-    )
-
-
-class TestWhatTheJobDeclares:
-    def test_it_is_said_of_the_job_and_of_every_pod_that_is_made_for_it(self) -> None:
-        view = job(preemptible=False, expectedSeconds=7200, checkpointSeconds=600)
-        head = trainingjobs.head_of(view, 0)
-        made = job_of(parse_pod(trainingjobs.pod_manifest(view, assignment(view), 0)))
-        for seen in (head, made):
-            assert (seen.preemptible, seen.expected_s, seen.checkpoint_s) == (False, 7200, 600)
-            assert seen.workload == "TrainingJob/team-a/j"
-
-    def test_a_template_does_not_speak_for_the_job(self) -> None:
-        template = {**container(), "metadata": {"annotations": {"drystone.dev/preemptible": "false"}}}
-        view = job([role(template=template)])
-        assert job_of(parse_pod(trainingjobs.pod_manifest(view, assignment(view), 0))).preemptible
 
 
 class TestMinima:
@@ -111,40 +80,6 @@ class TestNames:
     def test_task_ids_come_apart_again(self) -> None:
         assert trainingjobs.task_of(trainingjobs.task_id("u", "w", 3, 1)) == ("u", "w", 3, 1)
         assert trainingjobs.task_of("0b9c7c6e-uid") is None
-
-
-class TestManifest:
-    def test_a_pod_bound_at_birth_with_what_was_granted(self) -> None:
-        view = job()
-        pod = parse_pod(trainingjobs.pod_manifest(view, assignment(view, 1), 0))
-        assert (pod.node, pod.name, pod.claim, pod.scheduler) == ("n1", "run-1-worker-1-0", "1.0.1.1.0", "drystone")
-        assert (pod.role, pod.index, pod.attempt, pod.gang_min) == ("worker", 1, 0, 2)
-        assert pod.charge().gpus == (GpuGrant(2, 500, 8192),)
-        assert pod.training_job is not None
-
-    def test_a_template_cannot_choose_its_node_its_devices_or_its_scheduler(self) -> None:
-        template = {
-            "metadata": {"annotations": {"drystone.dev/gpus": "0,1,2,3", "note": "kept"}},
-            **container(nodeName="elsewhere", schedulerName="other", priority=10**9, schedulingGates=[{"name": "g"}]),
-        }
-        template["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
-        view = job([role(template=template)])
-        raw = trainingjobs.pod_manifest(view, assignment(view), 0)
-        pod, spec = parse_pod(raw), msgspec.json.decode(raw)["spec"]
-        assert (pod.node, pod.scheduler, pod.gated, pod.priority) == ("n1", "drystone", False, None)
-        assert (pod.annotations["drystone.dev/gpus"], pod.annotations["note"]) == ("2", "kept")
-        assert [e.get("value") for e in spec["containers"][0]["env"]] == [None]
-        assert spec["restartPolicy"] == "Never"
-
-    def test_a_template_that_cannot_be_read_is_refused(self) -> None:
-        view = job([role(template={"spec": []})])
-        with pytest.raises(ValueError, match="cannot be read"):
-            trainingjobs.pod_manifest(view, assignment(view), 0)
-
-    def test_priority_goes_where_it_belongs(self) -> None:
-        word, named = job(priority="low"), job(priority="gold")
-        assert parse_pod(trainingjobs.pod_manifest(word, assignment(word), 0)).priority_word == "low"
-        assert parse_pod(trainingjobs.pod_manifest(named, assignment(named), 0)).priority_class == "gold"
 
 
 def test_status_replaces_the_whole_and_names_its_job() -> None:
