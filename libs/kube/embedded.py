@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -23,9 +24,9 @@ from libs.kube.port import Answer, WatchBroken, WatchGone
 from libs.kube.sim import podrules
 from libs.kube.sim.answers import Refusal, bad_request, invalid, not_found, other_uid, success, unpatchable
 from libs.kube.sim.patches import apply_operations, merge, strategic
+from libs.kube.sim.reads import Reads
 from libs.kube.sim.resources import Kind, Router, Target
-from libs.kube.sim.selectors import Match, matcher
-from libs.kube.sim.store import Change, Object, Place, Store
+from libs.kube.sim.store import Object, Place, Store
 
 _encode = msgspec.json.encode
 _NAMESPACES: Final = "/namespaces"
@@ -51,9 +52,7 @@ class EmbeddedCluster:
         self.writes: Counter[str] = Counter()
         self._router = Router()
         self._now = now
-        self._bookmark_s = bookmark_s
-        self._pages: OrderedDict[str, tuple[list[bytes], str]] = OrderedDict()
-        self._cut = 0
+        self._reads = Reads(self.store, bookmark_s)
         self._closed = False
         for name in namespaces:
             self.add_namespace(name)
@@ -75,8 +74,7 @@ class EmbeddedCluster:
         self.break_watches()
 
     def break_watches(self) -> None:
-        self._cut += 1
-        self.store.wake_all()
+        self._reads.break_watches()
 
     async def close(self) -> None:
         self._closed = True
@@ -129,7 +127,7 @@ class EmbeddedCluster:
         self, method: str, target: Target, body: bytes | None, params: Mapping[str, str], content_type: str
     ) -> Answer:
         if method == "GET":
-            return self._get(target) if target.name else self._list(target, params)
+            return self._reads.get(target) if target.name else self._reads.page(target, params)
         dry_run = params.get("dryRun") == "All"
         try:
             said: Any = msgspec.json.decode(body) if body else {}
@@ -156,51 +154,12 @@ class EmbeddedCluster:
             self.writes[f"{method} {target.kind.plural}{tail}"] += 1
         return answer
 
-    # --- reads ------------------------------------------------------------------------------------------------------
-
-    def _get(self, target: Target) -> Answer:
-        found = self.store.get(_place(target))
-        if found is None:
-            raise not_found(target.kind.resource, target.name)
-        return Answer(200, found.raw)
-
-    def _list(self, target: Target, params: Mapping[str, str]) -> Answer:
-        limit = int(params.get("limit") or 0)
-        token = params.get("continue", "")
-        if token:
-            if token not in self._pages:
-                why = "The provided continue parameter is too old to display a consistent list result."
-                raise Refusal(410, "Expired", why)
-            raws, version = self._pages.pop(token)
-        else:
-            match = self._matcher(target, params)
-            found = self.store.all(target.kind.resource, target.namespace)
-            raws, version = [s.raw for _, s in found if match(s.object)], str(self.store.version)
-        rest: list[bytes] = []
-        if limit and len(raws) > limit:
-            raws, rest = raws[:limit], raws[limit:]
-        meta = {"resourceVersion": version}
-        if rest:
-            token = uuid.uuid4().hex
-            self._pages[token] = (rest, version)
-            if len(self._pages) > _MOST_TOKENS:
-                self._pages.popitem(last=False)
-            meta["continue"] = token
-        kind = target.kind
-        head = _encode({"kind": kind.kind + "List", "apiVersion": kind.api_version, "metadata": meta})
-        return Answer(200, head[:-1] + b',"items":[' + b",".join(raws) + b"]}")
-
-    def _matcher(self, target: Target, params: Mapping[str, str]) -> Match:
-        try:
-            return matcher(target.kind.plural, params.get("fieldSelector", ""), params.get("labelSelector", ""))
-        except ValueError as error:
-            raise bad_request(str(error)) from None
-
-    # --- watch --------------------------------------------------------------------------------------------------------
-
-    async def watch(
+    def watch(
         self, path: str, *, params: Mapping[str, str], silence_s: float = 60.0
     ) -> AsyncIterator[tuple[str, bytes]]:
+        return self._reads.stream(partial(self._watched, path), params, silence_s)
+
+    async def _watched(self, path: str) -> Target:
         if self.intercept is not None:
             instead = await self.intercept("WATCH", path, None)
             if instead is not None:
@@ -209,51 +168,7 @@ class EmbeddedCluster:
         target = self._router.resolve(path)
         if target is None or self._closed:
             raise WatchBroken(f"{path}: 404" if target is None else "closed")
-        try:
-            match = self._matcher(target, params)
-        except Refusal as refusal:
-            raise WatchBroken(str(refusal)) from None
-        cut = self._cut
-        asked = params.get("resourceVersion", "")
-        cursor = self.store.version
-        if asked in ("", "0"):
-            for _, stored in list(self.store.all(target.kind.resource, target.namespace)):
-                if match(stored.object):
-                    yield "ADDED", stored.raw
-        else:
-            cursor = int(asked)
-        loop = asyncio.get_running_loop()
-        bookmarks = params.get("allowWatchBookmarks") == "true"
-        ends_at = loop.time() + float(params.get("timeoutSeconds") or 1800)
-        changed = asyncio.Event()
-        self.store.wake_on_change(changed)
-        try:
-            while True:
-                changed.clear()
-                if cursor < self.store.forgotten:
-                    raise WatchGone(f"too old resource version: {cursor} ({self.store.forgotten})")
-                for change in self.store.since(cursor):
-                    event = _event(change, target, match)
-                    if event is not None:
-                        yield event
-                    cursor = change.version
-                if self._cut != cut:
-                    raise WatchBroken("connection lost")
-                left = ends_at - loop.time()
-                if left <= 0:
-                    if bookmarks:
-                        yield "BOOKMARK", _bookmark(target.kind, cursor)
-                    return
-                try:
-                    async with asyncio.timeout(min(left, self._bookmark_s, silence_s)):
-                        await changed.wait()
-                except TimeoutError:
-                    if bookmarks and left > self._bookmark_s:
-                        yield "BOOKMARK", _bookmark(target.kind, cursor)
-                    elif left > silence_s:
-                        raise WatchBroken(f"silent for {silence_s} s") from None
-        finally:
-            self.store.no_longer(changed)
+        return target
 
     # --- writes -----------------------------------------------------------------------------------------------------
 
@@ -338,7 +253,7 @@ class EmbeddedCluster:
         return self._replace(target, {**merged, "metadata": meta}, dry_run)
 
     def _existing(self, target: Target) -> Any:
-        found = self.store.get(_place(target))
+        found = self.store.get(target.place)
         if found is None:
             raise not_found(target.kind.resource, target.name)
         return found
@@ -381,7 +296,7 @@ class EmbeddedCluster:
             return Answer(200, found.raw)
         if dry_run:
             return Answer(200, _encode(new))
-        place = _place(target)
+        place = target.place
         if new["metadata"].get("deletionTimestamp") and not new["metadata"].get("finalizers") and kind.plural != "pods":
             self.store.put(place, new)
             return Answer(200, _encode(self.store.remove(place)))
@@ -391,7 +306,7 @@ class EmbeddedCluster:
         if target.kind.plural != "pods":
             raise not_found(target.kind.resource, target.name)
         if not dry_run:
-            podrules.bind(self.store, _place(target), binding, self.stamp())
+            podrules.bind(self.store, target.place, binding, self.stamp())
         return success(201)
 
     def _evict(self, target: Target, eviction: Object, dry_run: bool) -> Answer:
@@ -414,7 +329,7 @@ class EmbeddedCluster:
         podrules.check_preconditions(kind.resource, item, conditions.get("uid"), conditions.get("resourceVersion"))
         if dry_run:
             return Answer(200, _encode(item))
-        return self.end(_place(target), options.get("gracePeriodSeconds"))
+        return self.end(target.place, options.get("gracePeriodSeconds"))
 
     def end(self, place: Place, asked_grace: int | None) -> Answer:
         """Delete now, or mark as being deleted where somebody still has to finish (a kubelet, a finalizer)."""
@@ -430,24 +345,3 @@ class EmbeddedCluster:
             return Answer(200, found.raw)
         marked = {**meta, "deletionTimestamp": self.stamp(grace), "deletionGracePeriodSeconds": grace}
         return Answer(200, self.store.put(place, {**item, "metadata": marked}).raw)
-
-
-def _place(target: Target) -> Place:
-    return Place(target.kind.resource, target.namespace if target.kind.namespaced else "", target.name)
-
-
-def _event(change: Change, target: Target, match: Match) -> tuple[str, bytes] | None:
-    """How a change looks through a selector: what leaves the selection is gone, what enters it is new."""
-    if change.place.resource != target.kind.resource:
-        return None
-    if target.namespace and change.place.namespace != target.namespace:
-        return None
-    was = change.old is not None and match(change.old)
-    is_ = change.new is not None and match(change.new)
-    if is_:
-        return ("MODIFIED" if was else "ADDED"), change.raw
-    return ("DELETED", change.raw) if was else None
-
-
-def _bookmark(kind: Kind, version: int) -> bytes:
-    return _encode({"kind": kind.kind, "apiVersion": kind.api_version, "metadata": {"resourceVersion": str(version)}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from libs.domain import keys
+from libs.kube.sim.store import Place
 
 
 class Kind(NamedTuple):
@@ -31,6 +32,10 @@ class Target(NamedTuple):
     namespace: str = ""
     name: str = ""
     subresource: str = ""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.kind.resource, self.namespace if self.kind.namespaced else "", self.name)
 
 
 _OURS, _VERSION = keys.API_VERSION.split("/")
