@@ -13,6 +13,7 @@ import numpy as np
 
 from libs.domain.verdicts import Verdict
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.filters import (
     device_fit,
     disliked,
@@ -22,7 +23,7 @@ from libs.engine.filters import (
     static_codes,
 )
 from libs.engine.policies.base import Policy
-from libs.engine.snapshot import Columns, Ints, Snapshot
+from libs.engine.snapshot import Snapshot
 
 RANK_BITS: Final = 24
 RANK_MASK: Final = (1 << RANK_BITS) - 1

@@ -19,9 +19,10 @@ from libs.domain.nodes import Taint, Toleration
 from libs.domain.resources import WHOLE
 from libs.domain.verdicts import LASTING, Reason
 from libs.engine.ask import Ask
+from libs.engine.columns import Bools, Columns, Ints
 from libs.engine.matrix import row_minima
 from libs.engine.rules.match import node_matches
-from libs.engine.snapshot import Bools, Columns, Ints, Snapshot
+from libs.engine.snapshot import Snapshot
 
 #: Reasons by code; code 0 is "none".
 CODES: Final[tuple[Reason | None, ...]] = (

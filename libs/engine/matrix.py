@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from libs.engine.snapshot import Ints
+from libs.engine.columns import Ints
 
 
 def row_sums(matrix: Ints) -> Ints:

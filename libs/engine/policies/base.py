@@ -14,12 +14,13 @@ import numpy as np
 
 from libs.domain.resources import Charge, GpuGrant
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.draw import Draw
 from libs.engine.mix import TypicalMix
 from libs.engine.precision.demand import PrecisionDemand
 from libs.engine.precision.table import GpuTable, default_table
-from libs.engine.snapshot import Columns, Ints, Snapshot
+from libs.engine.snapshot import Snapshot
 
 
 def _nothing(row: int) -> Iterable[Charge]:  # noqa: ARG001

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.policies.base import Base
-from libs.engine.snapshot import Columns, Ints
 
 #: The artifact's largest node: 128 cores and 8 GPUs, in milli.
 MAX_CPU: Final = 128_000

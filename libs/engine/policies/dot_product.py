@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.policies.base import Base
 from libs.engine.policies.best_fit import MAX_CPU, MAX_GPU
-from libs.engine.snapshot import Columns, Ints
 
 
 class DotProduct(Base):

@@ -27,13 +27,13 @@ import numpy as np
 
 from libs.domain.resources import GpuGrant
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.mix import ONE, Shape, Share
 from libs.engine.policies.base import Base, Surroundings
 from libs.engine.policies.fgd import best_devices
 from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.tables import Tables
-from libs.engine.snapshot import Columns, Ints
 
 #: A score's unit is 1/256 milli GPU.
 UNIT: Final = 256

@@ -17,13 +17,13 @@ import numpy as np
 
 from libs.domain.resources import WHOLE, GpuGrant
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.mix import ONE, Share
 from libs.engine.policies.base import Base, Surroundings
 from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.tables import Tables
 from libs.engine.policies.usable import Usable
-from libs.engine.snapshot import Columns, Ints
 
 #: The least D, in milli GPU times ONE, of each score from 1 to 100 (100 itself is out of reach).
 _STEPS: Final = [round(-WHOLE * math.log(100 / score - 1) * ONE) for score in range(1, 100)]

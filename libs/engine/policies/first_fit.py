@@ -7,9 +7,9 @@ import numpy as np
 
 from libs.domain.resources import GpuGrant
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.policies.base import Base, first_devices
-from libs.engine.snapshot import Columns, Ints
 
 
 class FirstFit(Base):

@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from libs.domain.resources import WHOLE
+from libs.engine.columns import Bools, Columns, Ints
 from libs.engine.mix import Shape, Share
-from libs.engine.snapshot import Bools, Columns, Ints, Snapshot
+from libs.engine.snapshot import Snapshot
 
 #: Amounts of one device: 0..1000 milli.
 AMOUNTS: Final = WHOLE + 1

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.policies.base import Base
-from libs.engine.snapshot import Columns, Ints
 
 
 class MostAllocated(Base):

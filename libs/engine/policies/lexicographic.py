@@ -7,9 +7,9 @@ from typing import Any, Final
 import numpy as np
 
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.policies.base import Base
-from libs.engine.snapshot import Columns, Ints
 
 #: Resolution of each resource's place in the order: GPU in milli up to 32 devices, CPU in quarters of a core up to 512
 #: cores, memory in 16 GiB up to 2 TiB. What is beyond counts as the most.

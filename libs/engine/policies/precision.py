@@ -23,6 +23,7 @@ import numpy as np
 from libs.domain.precision import PRECISIONS
 from libs.domain.resources import WHOLE
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.mix import ONE
 from libs.engine.policies.base import Base, Surroundings
@@ -30,7 +31,6 @@ from libs.engine.policies.drystone import UNIT, Drystone
 from libs.engine.policies.usable import held_on
 from libs.engine.precision.demand import Kind
 from libs.engine.precision.prices import prices
-from libs.engine.snapshot import Columns, Ints
 
 #: Of what was learned, each precision's share that is expected anyhow: one in fifty.
 PRIOR: Final = 50

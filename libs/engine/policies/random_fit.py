@@ -6,9 +6,9 @@ import numpy as np
 
 from libs.domain.resources import GpuGrant
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.policies.base import Base, fitting
-from libs.engine.snapshot import Columns, Ints
 
 
 class RandomFit(Base):

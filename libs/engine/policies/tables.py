@@ -12,11 +12,12 @@ from typing import Final
 
 import numpy as np
 
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.mix import Share, TypicalMix
 from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.usable import Usable
-from libs.engine.snapshot import Columns, Ints, Snapshot
+from libs.engine.snapshot import Snapshot
 
 #: The shares that stand in the tables, and those in their place that are scored by.
 Weigh = Callable[[Kinds, list[Share]], list[Share]]

@@ -25,11 +25,11 @@ import numpy as np
 
 from libs.domain.resources import WHOLE
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.matrix import row_maxima, row_sums
 from libs.engine.mix import Share
 from libs.engine.policies.kinds import AMOUNTS, Kinds
-from libs.engine.snapshot import Columns, Ints
 
 _NONE: Final = -(1 << 60)
 _IDLE: Final[Ints] = np.arange(AMOUNTS, dtype=np.int64)

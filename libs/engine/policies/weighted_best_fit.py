@@ -12,9 +12,9 @@ import numpy as np
 
 from libs.domain.resources import WHOLE
 from libs.engine.ask import Ask
+from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
 from libs.engine.policies.base import Base
-from libs.engine.snapshot import Columns, Ints
 
 GPU, CPU, MEM = 6, 2, 2
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from libs.engine.snapshot import Ints
+from libs.engine.columns import Ints
 
 _FAR: Final = np.int64(1 << 60)
 

@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from libs.engine.snapshot import Ints, Snapshot
+from libs.engine.columns import Ints
+from libs.engine.snapshot import Snapshot
 
 #: Changes whenever rows may stand for other nodes or nodes have other facts.
 Stamp = tuple[int, int]

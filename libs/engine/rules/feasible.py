@@ -14,13 +14,14 @@ import numpy as np
 from libs.domain.rules import PodTerm, Spread
 from libs.domain.verdicts import Reason
 from libs.engine.ask import Ask
+from libs.engine.columns import Bools, Ints
 from libs.engine.feasible import RANK_BITS, Feasibility
 from libs.engine.filters import CODE, DEAD, taint_code
 from libs.engine.policies.base import Policy
 from libs.engine.rules.book import Book, Kind
 from libs.engine.rules.counts import Counts, Stamp, stamp
 from libs.engine.rules.match import node_matches, selects
-from libs.engine.snapshot import Bools, Ints, Snapshot
+from libs.engine.snapshot import Snapshot
 
 HOST: Final = "kubernetes.io/hostname"
 #: A domain that holds nothing yet, where no domain counts at all.

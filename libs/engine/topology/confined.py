@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from libs.domain.verdicts import Reason, Verdict
+from libs.engine.columns import Ints
 from libs.engine.feasible import Feasibility
 from libs.engine.filters import CODE, DEAD
-from libs.engine.snapshot import Ints
 from libs.engine.topology.domains import Region
 
 _ELSEWHERE: Final = CODE[Reason.DOMAIN]

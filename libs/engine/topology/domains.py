@@ -12,8 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from libs.domain.topology import Level, level_of
+from libs.engine.columns import Bools, Ints
 from libs.engine.rules.counts import Stamp, Topology, stamp
-from libs.engine.snapshot import Bools, Ints, Snapshot
+from libs.engine.snapshot import Snapshot
 
 
 class Region:

@@ -8,9 +8,9 @@ from libs.domain.jobs import Task
 from libs.domain.topology import level_of
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.engine import explain, gang
+from libs.engine.columns import Ints
 from libs.engine.feasible import Feasibility
 from libs.engine.session import Session
-from libs.engine.snapshot import Ints
 from libs.engine.topology.parts import Part
 from libs.engine.topology.seating import Seating
 

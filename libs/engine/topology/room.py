@@ -12,12 +12,12 @@ import numpy as np
 
 from libs.domain.jobs import Task
 from libs.domain.resources import WHOLE
+from libs.engine.columns import Columns, Ints
 from libs.engine.feasible import Feasibility
 from libs.engine.filters import eligible
 from libs.engine.rules.feasible import HOST
 from libs.engine.rules.match import selects
 from libs.engine.session import Session
-from libs.engine.snapshot import Columns, Ints
 from libs.engine.topology.domains import Partition, Region
 
 _MANY: Final = np.int64(1 << 20)

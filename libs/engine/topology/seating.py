@@ -21,10 +21,10 @@ from libs.domain.topology import Level, level_of
 from libs.domain.verdicts import Reason, Verdict
 from libs.engine.actions.fill import Earmark, Filled, fill
 from libs.engine.api import PendingJob, Placement
+from libs.engine.columns import Ints
 from libs.engine.gang import Minimum
 from libs.engine.queues import Chain
 from libs.engine.session import Session
-from libs.engine.snapshot import Ints
 from libs.engine.statement import Statement
 from libs.engine.topology.domains import Partition, Region
 from libs.engine.topology.parts import Part, parts_of
