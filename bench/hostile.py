@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bench.oddities import NUMBERS, ODD, OF_OTHERS, TYPES, UNKNOWN, hostile_fields, pod_spec
 from libs.contracts.events import EventType
 from libs.domain import keys
 
@@ -112,7 +113,7 @@ class Generator:
                 case 2:
                     del where[name]
                 case _ if isinstance(where, dict):
-                    where[self._rng.choice(_UNKNOWN)] = self._odd()
+                    where[self._rng.choice(UNKNOWN)] = self._odd()
                 case _:
                     where.append(self._odd())
             if not body:
@@ -127,7 +128,7 @@ class Generator:
              (body, "ttlSecondsAfterFinished"), (role["template"].get("resources", role), "gpu")]
         )  # fmt: skip
         where[name] = "@"
-        said = json.dumps(body).replace('"@"', self._rng.choice(_NUMBERS))
+        said = json.dumps(body).replace('"@"', self._rng.choice(NUMBERS))
         return self._event(id, kind, said.encode())
 
     def huge(self, id: str, kind: str) -> Hostile:
@@ -140,8 +141,8 @@ class Generator:
 
     def template(self, id: str, kind: str) -> Hostile:
         body = self._job(id)
-        spec = _spec()
-        where, name, value = self._rng.choice(_hostile_fields(spec))
+        spec = pod_spec()
+        where, name, value = self._rng.choice(hostile_fields(spec))
         where[name] = value if self._rng.random() < 0.8 else self._nested(2)
         body["roles"][0]["template"] = {"spec": spec}
         if self._rng.random() < 0.2:
@@ -155,7 +156,7 @@ class Generator:
     def elsewhere(self, id: str, kind: str) -> Hostile:
         """What belongs to others: namespaces, queues, priorities."""
         body = self._job(id)
-        name, values = self._rng.choice(_OF_OTHERS)
+        name, values = self._rng.choice(OF_OTHERS)
         body[name] = self._rng.choice(values)
         return self._event(id, kind, body)
 
@@ -178,7 +179,7 @@ class Generator:
                 lambda: [*said, ("traceparent", b"00-zz"), ("ce_traceparent", b"\x00")],
                 lambda: [("ce_specversion", b"0.3"), *said[1:]],
                 lambda: [(n.upper(), v) for n, v in said],
-                lambda: headers_of(id, self._rng.choice(_TYPES)),
+                lambda: headers_of(id, self._rng.choice(TYPES)),
                 lambda: [*said[:-1], ("content-type", b"application/cloudevents-batch+json")],
                 lambda: [*said[:-1], ("content-type", b"text/plain; charset=latin-1")],
             )
@@ -261,13 +262,13 @@ class Generator:
             },
         }
         if rng.random() < 0.3:
-            role["template"] = {"metadata": {"labels": {"app": "train"}}, "spec": _spec()}
+            role["template"] = {"metadata": {"labels": {"app": "train"}}, "spec": pod_spec()}
         body: dict[str, Any] = {"id": id, "roles": [role]}
         more = {"namespace": "default", "priority": "normal", "backoffLimit": 1, "gangMin": 1}
         return {**body, **{name: value for name, value in more.items() if rng.random() < 0.4}}
 
     def _odd(self) -> Any:
-        return copy.deepcopy(self._rng.choice(_ODD))
+        return copy.deepcopy(self._rng.choice(ODD))
 
     def _nested(self, depth: int) -> Any:
         if depth == 0 or self._rng.random() < 0.3:
@@ -275,7 +276,7 @@ class Generator:
         size = self._rng.randrange(4)
         if self._rng.random() < 0.5:
             return [self._nested(depth - 1) for _ in range(size)]
-        return {self._rng.choice(_UNKNOWN): self._nested(depth - 1) for _ in range(size)}
+        return {self._rng.choice(UNKNOWN): self._nested(depth - 1) for _ in range(size)}
 
 
 def _flipped(rng: random.Random, good: bytes) -> bytes:
@@ -300,110 +301,6 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 def _put(where: Any, name: Any, value: Any) -> None:
     where[name] = value
 
-
-def _spec() -> dict[str, Any]:
-    amounts = {"cpu": "1", "memory": "1Gi", keys.GPU_RESOURCE: "1"}
-    return {
-        "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [
-            {
-                "name": "main",
-                "image": "train:1",
-                "resources": {"requests": dict(amounts), "limits": dict(amounts)},
-                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-            }
-        ],
-    }
-
-
-def _hostile_fields(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str, Any]]:
-    """(where, field, what it is set to) of a pod spec: what reaches for the host, for others, or for the reader."""
-    main = spec["containers"][0]
-    security, limits = main["securityContext"], main["resources"]["limits"]
-    requests = main["resources"]["requests"]
-    return [
-        (spec, "hostPID", True),
-        (spec, "hostNetwork", True),
-        (spec, "nodeName", "node-00000"),
-        (spec, "schedulerName", "default-scheduler"),
-        (spec, "priorityClassName", "system-node-critical"),
-        (spec, "serviceAccountName", "drystone-binder"),
-        (spec, "volumes", [{"name": "v", "hostPath": {"path": "/"}}]),
-        (spec, "volumes", [{"name": "v", "persistentVolumeClaim": {"claimName": "../other"}}]),
-        (spec, "volumes", [{"name": f"v{n}", "emptyDir": {}} for n in range(500)]),
-        (spec, "initContainers", [{**main, "name": "first", "restartPolicy": "Always"}]),
-        (spec, "initContainers", [{"name": "main", "image": "i"}]),
-        (spec, "ephemeralContainers", [{"name": "e", "image": "i"}]),
-        (spec, "containers", []),
-        (spec, "containers", [main, main]),
-        (spec, "containers", [{**main, "name": f"c{n}"} for n in range(200)]),
-        (spec, "nodeSelector", {"a": 1}),
-        (spec, "nodeSelector", {"": "x", "b" * 300: "y"}),
-        (spec, "tolerations", [{"operator": "Exists", "tolerationSeconds": -(10**18)}]),
-        (spec, "tolerations", [{"key": "a", "operator": "Sometimes"}] * 50),
-        (spec, "affinity", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}),
-        (spec, "affinity", {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}),
-        (spec, "topologySpreadConstraints", [{"maxSkew": 0, "topologyKey": "", "whenUnsatisfiable": "Maybe"}]),
-        (spec, "terminationGracePeriodSeconds", -1),
-        (spec, "terminationGracePeriodSeconds", 10**12),
-        (spec, "activeDeadlineSeconds", 0),
-        (spec, "restartPolicy", "Always"),
-        (spec, "overhead", {"cpu": "-1"}),
-        (spec, "resourceClaims", [{"name": "nic", "resourceClaimName": "nic"}]),
-        (spec, "schedulingGates", [{"name": "mine"}]),
-        (spec, "dnsPolicy", "Perhaps"),
-        (spec, "unknownField", {"deep": [1, 2, {"er": None}]}),
-        (security, "privileged", True),
-        (security, "capabilities", {"add": ["SYS_ADMIN"]}),
-        (security, "procMount", "Unmasked"),
-        (main, "image", ""),
-        (main, "name", "Not A Name"),
-        (main, "env", [{"name": f"E{n}", "value": "x" * 1_000} for n in range(200)]),
-        (main, "env", [{"name": "", "valueFrom": {"secretKeyRef": {}}}]),
-        (main, "ports", [{"containerPort": 70_000, "hostPort": -1}]),
-        (main, "livenessProbe", {"exec": {}, "httpGet": {}, "periodSeconds": -5}),
-        (limits, "cpu", "1e400"),
-        (limits, "memory", "-1Gi"),
-        (limits, keys.GPU_RESOURCE, "0.5"),
-        (limits, keys.GPU_RESOURCE, 10**30),
-        (limits, "cpu", "NaN"),
-        (limits, "memory", "1Zi"),
-        (requests, "cpu", "2"),
-        (requests, "example.com/other", "3"),
-        (requests, "hugepages-2Mi", "7"),
-        (requests, "cpu", {"a": 1}),
-    ]
-
-
-_ODD: Final[tuple[Any, ...]] = (
-    None, True, False, 0, -1, 10**30, 1.5, -0.0, 1e308, "", " ", "a", "A", "../default", "\x00", "ü", "\u202e",
-    "x" * 300, "a" * 70_000, [], {}, [[]], [None], {"id": "x"}, {"": ""}, ["a"] * 300, "1", "NaN", "kube-system",
-)  # fmt: skip
-_UNKNOWN: Final = (
-    "colour",
-    "",
-    "id",
-    "__proto__",
-    "roles",
-    "spec",
-    "Namespace",
-    "x" * 200,
-    "\x00",
-    "metadata",
-    "status",
-)
-_NUMBERS: Final = (
-    "NaN", "Infinity", "-Infinity", "-1", "0", "-0", "1.5", "1e400", "1e5", "99999999999999999999999", "true", '"3"',
-    "[]", "null", "0x10", "01", "1_000", "2147483648", "9223372036854775808",
-)  # fmt: skip
-_TYPES: Final = ("dev.drystone.job.submit.v2", "", "x" * 300, "io.other.thing", "dev.drystone.tasks.v1", "\x00")
-_OF_OTHERS: Final[tuple[tuple[str, tuple[Any, ...]], ...]] = (
-    ("namespace", ("kube-system", "drystone-system", "team-b", "../default", "DEFAULT", "default\n", "a" * 64, "")),
-    ("queue", ("team-b", "../", "/", "a//b", "x" * 254, "UPPER", "team-b/research\x00")),
-    ("priority", ("system-node-critical", "system-cluster-critical", "no-such-class", "HIGH", "", "-", "high\n")),
-    ("tenant", ("team-b", "default", None)),
-)  # fmt: skip
 
 _Make = Callable[[Generator, str, str], Hostile]
 _TABLE: Final[tuple[tuple[str, _Make, int], ...]] = (

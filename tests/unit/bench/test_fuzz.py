@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.fuzz import Tally, longest_gap
+from bench.answers import Tally, longest_gap
 from bench.hostile import Generator, Hostile, headers_of
 from libs.bus import envelope
 
