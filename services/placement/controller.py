@@ -19,7 +19,6 @@ import structlog
 
 from libs.domain import keys
 from libs.domain.jobs import Phase, partition_of
-from libs.domain.verdicts import Kind
 from libs.kube import trainingjobs, writes
 from libs.kube.errors import ReadFailed
 from libs.kube.outcomes import Outcome, classify
@@ -31,6 +30,7 @@ from libs.runtime.clock import Clock
 from services.placement.assess import Assessment, assess
 from services.placement.decide import told
 from services.placement.jobs import Job
+from services.placement.letters import Haste
 from services.placement.state import State
 from services.placement.status import ObjectWords, Teller
 from services.placement.truth import Truth, read_done
@@ -77,11 +77,10 @@ class Controller:
             ),
         )
 
-    def waiting(self, job: Job, reason: str, message: str) -> None:
+    def waiting(self, job: Job, reason: str, message: str, haste: Haste) -> None:
         known = self._known(job)
         phase = Phase.RUNNING if known.phase is Phase.RUNNING else Phase.PENDING
-        urgent = job.verdict is not None and job.verdict.kind is Kind.NEVER
-        self._write(job, msgspec.structs.replace(known, phase=phase, reason=reason, message=message), urgent=urgent)
+        self._write(job, msgspec.structs.replace(known, phase=phase, reason=reason, message=message), haste)
 
     def cancelled(self, key: str) -> None:
         """The object is being deleted or is gone. Its claims are dropped; garbage collection takes its pods."""
@@ -147,7 +146,7 @@ class Controller:
         self._status[key] = view.status
         self._place(job, found)
         if found.status != view.status and (found.status.attempt != view.status.attempt or not job.tasks):
-            self._write(job, found.status, urgent=found.status.attempt != view.status.attempt)
+            self._write(job, found.status)
 
     def _place(self, job: Job, found: Assessment) -> None:
         state = self._state
@@ -174,7 +173,7 @@ class Controller:
             job = Job(head=found.head, partition=partition_of(key, self._partitions), since=self._clock.monotonic())
         state.forget(key)
         if fresh and self._status.get(key) != status:
-            self._write(job, status, urgent=True)
+            self._write(job, status)
             job.bound = found.held
             self._teller.say(told(job, status.phase, reason=status.reason, message=status.message))
         elif not fresh:
@@ -268,13 +267,13 @@ class Controller:
     def _known(self, job: Job) -> TrainingJobStatus:
         return self._status.get(job.head.key) or TrainingJobStatus(attempt=job.head.attempt)
 
-    def _write(self, job: Job, status: TrainingJobStatus, *, urgent: bool = False) -> None:
+    def _write(self, job: Job, status: TrainingJobStatus, haste: Haste = Haste.STARTED) -> None:
         key = job.head.key
         if self._status.get(key) == status:
             return
         self._status[key] = status
         _, namespace, name = key.split("/", 2)
-        self._teller.write(ObjectWords(namespace, name, job.head.uid, status, urgent))
+        self._teller.write(ObjectWords(namespace, name, job.head.uid, status, haste, job.head.queue))
 
 
 def _seconds(text: str | None) -> float | None:

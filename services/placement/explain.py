@@ -1,5 +1,8 @@
 """Where who waits stands in line, and why; worked out when somebody is told, at most every `LOOK_S` for all at once.
 
+To look at thousands takes tens of milliseconds, so it is done in steps, between which others are served (`look`). Who
+came since the last look is told the place that it would have had then.
+
 Only the jobs of our own partitions are counted: positions of a job whose queue has jobs in other replicas too are those
 among ours. What is told stays the same words while it stays nearly true, so that a line that moves does not cost a
 write per job and step.
@@ -9,6 +12,8 @@ from __future__ import annotations
 
 import math
 import time as _time
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,8 +27,12 @@ from services.placement.settings import PlacementSettings
 from services.placement.state import State
 
 LOOK_S: Final = 5.0
-#: And for each job that waits: a look at 5,000 takes about 50 ms, in which nobody is decided, so it is 200 times rarer.
+#: And for each job that waits: a look at 5,000 takes about 50 ms, so it is 200 times rarer.
 _LOOK_PER_JOB_S: Final = 0.002
+#: Who asks without having looked gets what is older than it should be, so many seconds; then it is looked at in one go.
+_LATE_S: Final = 10.0
+#: Jobs of one step.
+_STEP: Final = 64
 #: The line over all queues is followed so far.
 _OVERALL: Final = 256
 _BEHIND: Final = 3
@@ -37,8 +46,8 @@ _BETWEEN_S: Final = 0.5
 @dataclass(slots=True)
 class _Picture:
     until: float = float("-inf")
-    lines: dict[str, list[str]] = field(default_factory=dict)
-    position: dict[str, int] = field(default_factory=dict)
+    #: Those who wait in each queue, in order.
+    lines: dict[str, list[Place]] = field(default_factory=dict)
     overall: dict[str, int] = field(default_factory=dict)
     demand: dict[str, Amounts] = field(default_factory=dict)
     #: Jobs, of any replica, for which room is kept.
@@ -59,12 +68,16 @@ class Explainer:
     def turn_of(self, job: Job, now: float, wall: float) -> Turn | None:
         """Of a job that waits; None where it does not. `now` is monotonic, `wall` seconds since the epoch."""
         key = job.head.key
-        picture = self._look(now, wall)
-        position = picture.position.get(key)
-        if position is None:
+        if key not in self._state.waiting or not job.waiting:
             self._told.pop(key, None)
             return None
-        line = picture.lines[job.head.queue]
+        if now >= self._picture.until + _LATE_S:
+            for _ in self.look(now, wall):
+                pass
+        picture, place = self._picture, self._state.pending.place(job)
+        line = picture.lines.get(job.head.queue, [])
+        before = bisect_left(line, place)
+        position, there = before + 1, before < len(line) and line[before] == place
         start = self._start(job, position, now, wall)
         bound, bound_basis = self._bound(job, position, picture, now)
         evicting = job.evicting
@@ -72,10 +85,10 @@ class Explainer:
         turn = Turn(
             queue=job.head.queue,
             position=_rounded(position),
-            waiting=_rounded(len(line)),
+            waiting=_rounded(len(line) + (not there)),
             overall=_rounded(picture.overall.get(key, 0)),
-            behind=tuple(line[max(0, position - 1 - _BEHIND) : position - 1][::-1]),
-            why=self._why(job, line, position),
+            behind=tuple(one[3] for one in line[max(0, before - _BEHIND) : before][::-1]),
+            why=_why(place, line[before - 1]) if before else "",
             start=start.at,
             start_low=start.low,
             start_high=start.high,
@@ -96,15 +109,20 @@ class Explainer:
         return turn
 
     # -- the picture --------------------------------------------------------------------------------------------------
-    def _look(self, now: float, wall: float) -> _Picture:
-        if now < self._picture.until:
-            return self._picture
+    def stale(self, now: float) -> bool:
+        """Whether it is time to look."""
+        return now >= self._picture.until
+
+    def look(self, now: float, wall: float) -> Iterator[None]:
+        """See who stands where, step by step; what was seen before is told meanwhile."""
         state = self._state
         pending, shares = state.pending, state.view.engine.shares
         waiting: dict[str, list[tuple[Place, Job]]] = {}
         demand: dict[str, Amounts] = {}
-        for key, job in pending.jobs.items():
-            if key not in state.waiting or not job.waiting:
+        for number, job in enumerate(list(pending.jobs.values()), 1):
+            if not number % _STEP:
+                yield
+            if job.head.key not in state.waiting or not job.waiting:
                 continue
             waiting.setdefault(job.head.queue, []).append((pending.place(job), job))
             total = everything(job.waiting)
@@ -113,13 +131,15 @@ class Explainer:
         picture = _Picture(now + max(LOOK_S, _LOOK_PER_JOB_S * len(state.waiting)), demand=demand)
         line: Line[str] = Line(shares)
         for queue, jobs in waiting.items():
+            yield
             jobs.sort(key=lambda entry: entry[0])
-            picture.lines[queue] = [job.head.key for _, job in jobs]
-            picture.position.update((job.head.key, n) for n, (_, job) in enumerate(jobs, 1))
+            picture.lines[queue] = [place for place, _ in jobs]
             for place, job in jobs[:_OVERALL]:
                 held = pending.held(job) if job.head.gang_min > 1 else 0
                 line.put(job.head.key, queue, place, asked(job.head, job.waiting, held))
         for number in range(1, _OVERALL + 1):
+            if not number % _STEP:
+                yield
             entry = line.next()
             if entry is None:
                 break
@@ -127,24 +147,12 @@ class Explainer:
             line.charge(entry.path, entry.ask)
         picture.kept = tuple(sorted(state.view.engine.kept()))
         picture.longest = state.view.engine.longest_left(wall)
-        self._told = {key: turn for key, turn in self._told.items() if key in picture.position}
+        yield
+        self._told = {key: turn for key, turn in self._told.items() if key in state.waiting}
         self._starts = {queue: start for queue, start in self._starts.items() if queue in picture.lines}
         self._picture = picture
-        return picture
 
     # -- parts --------------------------------------------------------------------------------------------------------
-    def _why(self, job: Job, line: list[str], position: int) -> str:
-        if position <= 1:
-            return ""
-        pending = self._state.pending
-        mine, before = pending.place(job), pending.jobs.get(line[position - 2])
-        if before is None:
-            return ""
-        theirs = pending.place(before)
-        if theirs[0] < mine[0]:
-            return "has waited past the limit"
-        return "higher priority" if theirs[1] < mine[1] else "older"
-
     def _start(self, job: Job, position: int, now: float, wall: float) -> Start:
         if job.gathering is not None:
             return job.gathering.start
@@ -221,6 +229,12 @@ def sentence(turn: Turn) -> str:
     elif turn.bound_basis:
         parts.append(f"no bound on its waiting: {turn.bound_basis}")
     return "; ".join(parts)
+
+
+def _why(mine: Place, theirs: Place) -> str:
+    if theirs[0] < mine[0]:
+        return "has waited past the limit"
+    return "higher priority" if theirs[1] < mine[1] else "older"
 
 
 def _clock(at: float) -> str:

@@ -52,6 +52,10 @@ class PlacementSettings(CommonSettings):
     #: Status writes to the API server under way at once, and per second.
     placement_status_writers: int = Field(default=8, ge=1, le=256)
     placement_status_per_s: float = Field(default=200.0, gt=0, le=10_000)
+    #: Of these, about jobs that wait, while anything is being placed; 50 more at once.
+    placement_status_busy_per_s: float = Field(default=25.0, gt=0, le=10_000)
+    #: Jobs that wait are asked for words that differ only in their figures one after the other, so many a second.
+    placement_figures_per_s: float = Field(default=20.0, gt=0, le=10_000)
     #: How long a Never waits for a view as new as the job before it is said anyway.
     placement_never_wait_s: float = Field(default=3.0, ge=0, le=60)
     #: Measured GPU facts older than this no longer fill in for what a node does not declare.

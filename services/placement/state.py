@@ -58,6 +58,8 @@ class State:
     #: Jobs of TrainingJob objects, and gangs that wait, one of whose pods ended: the controller looks.
     look: set[str] = field(default_factory=set)
     look_event: asyncio.Event = field(default_factory=asyncio.Event)
+    #: When something was placed last (monotonic).
+    claimed_at: float = float("-inf")
     #: Called with a job and how many of its tasks were just found bound.
     on_bound: Callable[[Job, int], None] = lambda _job, _count: None
 
@@ -164,6 +166,7 @@ class State:
 
     def claimed(self, job: Job, plan: Plan, claims: Iterable[str], now: float) -> None:
         names = frozenset(claims)
+        self.claimed_at = now
         for a in plan.assignments:
             if a.claim in names:
                 job.claims[a.task] = Claim(a.claim, now)

@@ -2,7 +2,8 @@
 
 A job that is placed at once is never written about: its condition would cost a write per pod. A job that waits gets an
 event first, then its pods get `PodScheduled=False`; a Never goes out at once. Writes are merged per object, limited in
-rate and number, skipped where nothing changed, and give way while there is something to decide.
+rate and number (`letters`), skipped where nothing changed, and give way while there is something to decide. Whether
+other figures are worth a word is asked of one job after the other, so that thousands that wait cost no more than a few.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -27,12 +28,12 @@ from libs.kube.pods import parse_pod
 from libs.kube.port import Answer, Kube
 from libs.kube.trainingjobs import TrainingJobStatus
 from libs.runtime.clock import Clock
-from libs.runtime.merge import MergeQueue
 from services.placement import measures
 from services.placement.decide import reason_word, told, words
 from services.placement.emit import Emitter
 from services.placement.explain import Explainer, sentence
 from services.placement.jobs import Job
+from services.placement.letters import Haste, Outbox, Pace
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
 
@@ -42,6 +43,10 @@ _AGAIN: Final = frozenset({Outcome.UNSURE, Outcome.THROTTLED})
 #: Tries for one write; afterwards the slow pass brings it back.
 _TRIES: Final = 5
 _YIELD_S: Final = 0.3
+#: What is said at a stretch, seconds; then others have the loop.
+_STRETCH_S: Final = 0.002
+#: Something is being placed as long as the last claim is no older, seconds.
+_BUSY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class PodWords:
     uid: str
     reason: str
     message: str
-    urgent: bool
+    haste: Haste
+    queue: str
     job: str = ""
 
 
@@ -61,7 +67,8 @@ class ObjectWords:
     name: str
     uid: str
     status: TrainingJobStatus
-    urgent: bool
+    haste: Haste
+    queue: str
 
 
 class Teller:
@@ -78,24 +85,36 @@ class Teller:
         self._some = asyncio.Event()
         self._events: list[JobStatus] = []
         self._started: dict[str, Job] = {}
-        self._writes: MergeQueue[str, PodWords | ObjectWords] = MergeQueue(limit=50_000, merge=_newer)
-        self._next_slot = 0.0
+        self._writes: Outbox[PodWords | ObjectWords] = Outbox(50_000, _newer)
+        self._pace = Pace(
+            settings.placement_status_per_s, settings.placement_status_busy_per_s, settings.placement_figures_per_s
+        )
+        self._turn_to_write = asyncio.Lock()
+        #: When the next job is asked whether it has other figures to tell.
+        self._again_at = float("-inf")
         self._explainer = Explainer(state, settings)
         #: Adds to a verdict what else is known to help.
         self.advised: Callable[[Job, Verdict], Verdict] = lambda _job, verdict: verdict
-        self.waiting_object: Callable[[Job, str, str], None] = lambda _job, _reason, _message: None
+        self.waiting_object: Callable[[Job, str, str, Haste], None] = lambda _job, _reason, _message, _haste: None
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
     def waits(self, job: Job, verdict: Verdict) -> None:
-        """The job was not placed. Cheap: what is said, if it still waits then, is worked out when it is due."""
+        """The job was not placed. Cheap: what is said, if it waits still, is worked out when it is due. Of whom the
+        same was said before, only figures can have changed."""
         now, key = self._clock.monotonic(), job.head.key
-        if verdict.kind is Kind.NEVER:
-            self._plan(now, key, "event")
-            self._plan(now, key, "condition")
-        else:
-            self._plan(now + self._settings.placement_words_s, key, "event")
-            self._plan(now + self._settings.placement_condition_s, key, "condition")
+        never = verdict.kind is Kind.NEVER
+        begins = reason_word(verdict) + "\n"
+        if not job.told.startswith(begins):
+            self._plan(now if never else now + self._settings.placement_words_s, key, "event")
+        if any(not said.startswith(begins) for said in self._on_objects(job)):
+            self._plan(now if never else now + self._settings.placement_condition_s, key, "condition")
+
+    def _on_objects(self, job: Job) -> list[str]:
+        """What the job's object says, or each of its waiting pods."""
+        if job.head.uid:
+            return [job.conditions.get("", "")]
+        return [job.conditions.get(task.id, "") for task in job.waiting]
 
     def bound(self, job: Job) -> None:
         """Some tasks were found bound: said in batches, when there is time."""
@@ -113,15 +132,14 @@ class Teller:
         self._writes.discard(uid)
 
     def retell(self) -> None:
-        """The slow pass: everybody who waits is looked at again; most will have nothing new."""
-        now = self._clock.monotonic()
+        """The slow pass: everybody who waits is looked at again, one after the other; most will have nothing new."""
+        at = max(self._clock.monotonic(), self._again_at)
         for job in self._state.pending.jobs.values():
-            if job.verdict is not None and job.head.key in self._state.waiting:
-                if not job.aged and self._state.pending.place(job)[0] == 0:
-                    job.aged = True
-                    self._state.waiting.aged(job)
-                self._plan(now, job.head.key, "event")
-                self._plan(now, job.head.key, "condition")
+            key = job.head.key
+            if job.verdict is not None and key in self._state.waiting and (key, "again") not in self._planned:
+                self._plan(at, key, "again")
+                at += 1.0 / self._settings.placement_figures_per_s
+        self._again_at = at
 
     def _plan(self, at: float, key: str, what: str) -> None:
         if (key, what) in self._planned and at > self._clock.monotonic():
@@ -136,7 +154,12 @@ class Teller:
         """For ever: say what is due, else wait until something is."""
         while True:
             self._some.clear()
-            self.flush()
+            while True:
+                await self._look()
+                if not self._say(self._clock.monotonic() + _STRETCH_S):
+                    break
+                await asyncio.sleep(0)
+                await self._give_way(0.02)
             pause = self._due[0][0] - self._clock.monotonic() if self._due else None
             try:
                 async with asyncio.timeout(None if pause is None else max(pause, 0.001)):
@@ -146,19 +169,30 @@ class Teller:
             if self._started:
                 await self._give_way(0.02)
 
-    def flush(self) -> None:
+    async def _look(self) -> None:
+        """Before somebody is told: where everybody stands, if that was looked at too long ago."""
         now = self._clock.monotonic()
+        if self._due and self._due[0][0] <= now and self._explainer.stale(now):
+            for _ in self._explainer.look(now, self._clock.wall()):
+                await asyncio.sleep(0)
+                await self._give_way(0.02)
+
+    def flush(self) -> None:
+        """All that is due."""
+        while self._say(float("inf")):
+            pass
+
+    def _say(self, until: float) -> bool:
+        """What is due, as long as the time is before `until`; whether there was more."""
+        now = self._clock.monotonic()
+        more = False
         while self._due and self._due[0][0] <= now:
+            if self._clock.monotonic() >= until:
+                more = True
+                break
             _, key, what = heapq.heappop(self._due)
             self._planned.discard((key, what))
-            job = self._state.pending.jobs.get(key)
-            if job is None or job.verdict is None or not job.waiting or job.verdict.kind is Kind.WAIT:
-                continue
-            verdict = self.advised(job, self._state.waiting.verdict_of(key) or job.verdict)
-            if what == "event":
-                self._tell(job, verdict, now)
-            else:
-                self._condition(job, verdict, now)
+            self._say_of(key, what, now)
         for job in self._started.values():
             phase = Phase.RUNNING if not job.tasks else Phase.STARTING
             self._events.append(told(job, phase))
@@ -167,43 +201,53 @@ class Teller:
         if self._events:
             self._emitter.statuses(self._events)
             self._events = []
+        return more
 
-    def _tell(self, job: Job, verdict: Verdict, now: float) -> None:
-        reason, message = reason_word(verdict), self._said(job, verdict)
+    def _say_of(self, key: str, what: str, now: float) -> None:
+        job = self._state.pending.jobs.get(key)
+        if job is None or job.verdict is None or not job.waiting or job.verdict.kind is Kind.WAIT:
+            return
+        if what == "again" and not job.aged and self._state.pending.place(job)[0] == 0:
+            job.aged = True
+            self._state.waiting.aged(job)
+        verdict = self.advised(job, self._state.waiting.verdict_of(key) or job.verdict)
+        turn = self._turn(job, verdict)
+        reason = reason_word(verdict)
+        message = words(verdict) if turn is None else f"{words(verdict)}. {sentence(turn)}"[:1500]
+        if what != "condition":
+            self._tell(job, verdict, turn, reason, message, now)
+        if what != "event":
+            self._condition(job, verdict, reason, message, now)
+
+    def _tell(self, job: Job, verdict: Verdict, turn: Turn | None, reason: str, message: str, now: float) -> None:
         if not self._worth(job.told, reason, message, now - job.told_at):
             return
         job.told, job.told_at = f"{reason}\n{message}", now
-        self._events.append(
-            told(job, Phase.PENDING, reason=reason, message=message, verdict=verdict, turn=self._turn(job, verdict))
-        )
+        self._events.append(told(job, Phase.PENDING, reason=reason, message=message, verdict=verdict, turn=turn))
 
     def _turn(self, job: Job, verdict: Verdict) -> Turn | None:
         if verdict.kind is not Kind.NOT_NOW:
             return None
         return self._explainer.turn_of(job, self._clock.monotonic(), self._clock.wall())
 
-    def _said(self, job: Job, verdict: Verdict) -> str:
-        """The verdict, and where the job stands in line."""
-        turn = self._turn(job, verdict)
-        return words(verdict) if turn is None else f"{words(verdict)}. {sentence(turn)}"[:1500]
-
-    def _condition(self, job: Job, verdict: Verdict, now: float) -> None:
-        reason, message = reason_word(verdict), self._said(job, verdict)
-        urgent = verdict.kind is Kind.NEVER
+    def _condition(self, job: Job, verdict: Verdict, reason: str, message: str, now: float) -> None:
+        queue = job.head.queue
         if job.head.uid:
             known = job.conditions.get("", "")
             if self._worth(known, reason, message, now - job.conditions_at):
                 job.conditions[""], job.conditions_at = f"{reason}\n{message}", now
-                self.waiting_object(job, reason, message)
+                self.waiting_object(job, reason, message, _haste(verdict, known, reason))
             return
         text = f"{reason}\n{message}"
         fresh = now - job.conditions_at
         for task in job.waiting:
-            if not self._worth(job.conditions.get(task.id, ""), reason, message, fresh):
+            known = job.conditions.get(task.id, "")
+            if not self._worth(known, reason, message, fresh):
                 continue
             job.conditions[task.id] = text
             job.conditions_at = now
-            self.write(PodWords(task.namespace, task.name, task.id, reason, message, urgent, job.head.key))
+            haste = _haste(verdict, known, reason)
+            self.write(PodWords(task.namespace, task.name, task.id, reason, message, haste, queue, job.head.key))
 
     def _worth(self, known: str, reason: str, message: str, age_s: float) -> bool:
         """Another reason is news at once; other figures only after a while."""
@@ -218,14 +262,31 @@ class Teller:
     async def writer(self) -> None:
         """One of several: for ever, the next object's words."""
         while True:
-            for uid, words_ in await self._writes.take(1):
+            uid, words_ = await self._next()
+            try:
+                if words_.haste > Haste.NEVER:
+                    await self._give_way(_YIELD_S)
+                await self._write(words_)
+            finally:
+                self._writes.done(uid)
+
+    async def _next(self) -> tuple[str, PodWords | ObjectWords]:
+        """What is to be written next, when its time has come."""
+        outbox, pace = self._writes, self._pace
+        async with self._turn_to_write:
+            while True:
+                outbox.arrived.clear()
+                now, haste = self._clock.monotonic(), outbox.first()
+                busy = now - self._state.claimed_at < _BUSY_S
+                wait = None if haste is None else pace.wait(haste, now, busy)
+                if haste is not None and not wait:
+                    pace.take(haste, now, busy)
+                    return outbox.pop(haste)
                 try:
-                    await self._slot()
-                    if not words_.urgent:
-                        await self._give_way(_YIELD_S)
-                    await self._write(words_)
-                finally:
-                    self._writes.done(uid)
+                    async with asyncio.timeout(wait):
+                        await outbox.arrived.wait()  # of more haste, it may be
+                except TimeoutError:
+                    pass
 
     async def _write(self, words_: PodWords | ObjectWords) -> None:
         pause = 0.2
@@ -279,29 +340,19 @@ class Teller:
             self._kube, words_.namespace, words_.name, words_.uid, words_.status
         )
 
-    async def _slot(self) -> None:
-        """The rate: each write takes the next slot of a row of evenly spaced ones."""
-        now = self._clock.monotonic()
-        at = max(now, self._next_slot)
-        self._next_slot = at + 1.0 / self._settings.placement_status_per_s
-        if at > now:
-            await self._clock.sleep(at - now)
-
     async def _give_way(self, most_s: float) -> None:
         """Passes first, and the binder's writes that follow them; but words are not put off for ever."""
         until = self._clock.monotonic() + most_s
         while self._state.pending.has_dirty and self._clock.monotonic() < until:
             await self._clock.sleep(0.005)
 
-    async def drained(self) -> None:
-        while len(self._writes):
-            await self._clock.sleep(0.01)
+
+def _haste(verdict: Verdict, known: str, reason: str) -> Haste:
+    if known.partition("\n")[0] == reason:
+        return Haste.FIGURES
+    return Haste.NEVER if verdict.kind is Kind.NEVER else Haste.FIRST
 
 
 def _newer(old: PodWords | ObjectWords, new: PodWords | ObjectWords) -> PodWords | ObjectWords:
-    """The newer words, as urgent as the more urgent of the two."""
-    if old.urgent and not new.urgent:
-        if isinstance(new, PodWords):
-            return PodWords(new.namespace, new.name, new.uid, new.reason, new.message, True, new.job)
-        return ObjectWords(new.namespace, new.name, new.uid, new.status, True)
-    return new
+    """The newer words, with as much haste as either."""
+    return new if new.haste <= old.haste else replace(new, haste=old.haste)
