@@ -1,16 +1,18 @@
 """Pods come and go for a long time, one replica of each service: does memory stay flat, and does the rate hold?
 
-Each pod is created, bound, and deleted soon after. Sampled: resident memory of every service, the ledger's keys by
-size, Redis' memory. Growth is a slope by least squares over what follows the first third, when caches have filled.
+From one of two sources. *pods*: each pod is created, bound, and deleted soon after with those made beside it. *kafka*:
+jobs of ten tasks are submitted on Kafka, their pods are created bound, succeed, and go with their job. Sampled:
+resident memory of every process, the ledger's keys by size, Redis' memory; and what each process took before the first
+pod came, to tell the cost of a pod from that of being there. Growth is a slope by least squares over what follows the
+first third, when caches have filled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import statistics
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,148 +21,130 @@ import redis.asyncio
 from bench.failover import Ground, grounded
 from bench.pipeline import percentiles
 from bench.steady import Steady
+from bench.steady_jobs import SteadyJobs
+from bench.usage import Series, cpu, ledger, memory
 from libs.host.laws import violations
 from libs.store.redis import RedisLedger
-from tools.fleet import TICKS
 from tools.load import Load
 
 Report = Callable[[str], None]
+Stream = Steady | SteadyJobs
 
 NODES: Final = 1000
 SERVICES: Final = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
+SOURCES: Final = ("pods", "kafka")
+TASKS_OF_A_JOB: Final = 10
 SAMPLE_S: Final = 5.0
 #: So many pods may wait: above it the creator is held back, and the rate is what the machine can do.
 MOST_UNBOUND: Final = 1000
+LIFE_S: Final = 0.5
+TOGETHER_S: Final = 0.5
+_IDLE_S: Final = 10.0
 _WARM_S: Final = 10.0
 _REPORT_EVERY: Final = 12
+_SETTLE_S: Final = 60.0
 
 
-@dataclass(slots=True)
-class Series:
-    """One measure over time: (seconds, value)."""
-
-    points: list[tuple[float, float]] = field(default_factory=list)
-
-    def summary(self) -> dict[str, float]:
-        values = [value for _, value in self.points]
-        return {
-            "first": round(values[0], 2),
-            "last": round(values[-1], 2),
-            "most": round(max(values), 2),
-            "per_min": round(slope_per_min(self.points), 4),
-        }
-
-
-def slope_per_min(points: Sequence[tuple[float, float]]) -> float:
-    """Least-squares slope a minute of what follows the first third of the time; 0 for fewer than three points."""
-    if not points:
-        return 0.0
-    start, end = points[0][0], points[-1][0]
-    later = [(t, v) for t, v in points if t >= start + (end - start) / 3]
-    if len(later) < 3:
-        return 0.0
-    slope, _ = statistics.linear_regression([t for t, _ in later], [v for _, v in later])
-    return 60 * slope
-
-
-async def run(minutes: float, rate: float, *, keep: Path | None = None, report: Report) -> dict[str, Any]:
+async def run(
+    minutes: float, rate: float, *, source: str = "pods", keep: Path | None = None, report: Report
+) -> dict[str, Any]:
     async with grounded(keep, nodes=NODES, replicas=dict.fromkeys(SERVICES, 1)) as (ground, load):
-        stream = Steady(load.kube, rate, life_s=0.5, most=MOST_UNBOUND)
+        await asyncio.sleep(_IDLE_S)
+        idle = await _idle(ground)
+        stream = _stream(source, rate, ground, load)
         async with asyncio.TaskGroup() as tasks:
             streaming = tasks.create_task(stream.run(), name="stream")
             await asyncio.sleep(_WARM_S)
-            result = await _sample(ground, stream, 60 * minutes, report)
+            result = await _sample(ground, stream, 60 * minutes, idle, report)
+            stream.stopping = True
+            await _settle(stream)
+            result["unfinished"] = stream.left
             streaming.cancel()
         await load.delete_pods(limit_s=120.0)
         result["left"] = await _left(ground, load)
-        return {"minutes": minutes, "rate_asked": rate, "nodes": NODES, **result}
+        result["left"]["problems"] += [*stream.owners.twice, *stream.failed]
+        return {"minutes": minutes, "source": source, "rate_asked": rate, "nodes": NODES, **result}
 
 
-async def _sample(ground: Ground, stream: Steady, seconds: float, report: Report) -> dict[str, Any]:
+def _stream(source: str, rate: float, ground: Ground, load: Load) -> Stream:
+    if source == "kafka":
+        return SteadyJobs(load.kube, ground.stack.info.kafka_bootstrap, rate, TASKS_OF_A_JOB, LIFE_S, most=MOST_UNBOUND)
+    return Steady(load.kube, rate, life_s=LIFE_S, most=MOST_UNBOUND, together_s=TOGETHER_S)
+
+
+async def _idle(ground: Ground) -> dict[str, float]:
+    """Milliseconds of CPU a second by process, with nothing to do."""
+    began, before = time.monotonic(), cpu(_pids(ground))
+    await asyncio.sleep(_IDLE_S)
+    took = time.monotonic() - began
+    return {name: 1000 * (s - before[name]) / took for name, s in cpu(_pids(ground)).items()}
+
+
+async def _sample(
+    ground: Ground, stream: Stream, seconds: float, idle: Mapping[str, float], report: Report
+) -> dict[str, Any]:
     series: dict[str, Series] = {}
-    began, made, cpu = time.monotonic(), stream.made, _cpu(ground)
+    pids = _pids(ground)
+    began, bound, held_back, before = time.monotonic(), stream.bound, stream.held_back, cpu(pids)
     waits: list[float] = []
     forgotten = began
     client = redis.asyncio.from_url(ground.stack.info.redis_url)
     try:
         samples = 0
         while (now := time.monotonic()) < began + seconds:
-            for name, value in {**_memory(ground), **await _redis(client)}.items():
+            for name, value in {**memory(pids), **await ledger(client)}.items():
                 series.setdefault(name, Series()).points.append((now - began, value))
             waits += [1000 * p.wait for p in stream.pods.values() if forgotten <= p.bound < now]
             stream.forget(now - 10.0)
             forgotten = now
             samples += 1
             if samples % _REPORT_EVERY == 0:
-                held = (stream.made - made) / (now - began)
+                held = (stream.bound - bound) / (now - began)
                 mib = {name: round(s.points[-1][1], 1) for name, s in series.items() if name.endswith(" MiB")}
                 report(f"{now - began:.0f} s: {held:.1f} pods/s, {stream.unbound} unbound, {mib}")
             await asyncio.sleep(max(0.0, now + SAMPLE_S - time.monotonic()))
     finally:
         await client.aclose()
     took = time.monotonic() - began
-    pods = stream.made - made
+    pods = stream.bound - bound
+    spent = {name: 1000 * (s - before[name]) for name, s in cpu(pids).items()}
     return {
         "pods": pods,
         "rate_held": round(pods / took, 1),
-        "held_back": stream.held_back,
+        "held_back": stream.held_back - held_back,
         "create_to_bound_ms": percentiles(waits),
-        "cpu_ms_per_pod": {name: round(1000 * (s - cpu[name]) / pods, 3) for name, s in _cpu(ground).items()},
+        "cpu_ms_per_pod": {name: round(ms / pods, 3) for name, ms in spent.items()},
+        "cpu_ms_per_pod_in_all": round(sum(spent.values()) / pods, 3),
+        "cpus_busy": round(sum(spent.values()) / 1000 / took, 2),
+        "idle_cpu_ms_per_s": {name: round(ms, 1) for name, ms in idle.items()},
         "series": {name: s.summary() for name, s in sorted(series.items())},
     }
 
 
 def _pids(ground: Ground) -> dict[str, int]:
-    parts = ground.stack.info.pids
-    return {**{m.service: m.process.pid for m in ground.fleet.members}, **{p: parts[p] for p in parts}}
+    """Services, the parts under them, and what we take ourselves."""
+    services = {m.service: m.process.pid for m in ground.fleet.members}
+    return {**services, **ground.stack.info.pids, "harness": os.getpid()}
 
 
-def _memory(ground: Ground) -> dict[str, float]:
-    """Resident memory by process, in MiB."""
-    found = {}
-    for name, pid in _pids(ground).items():
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                found[f"{name} MiB"] = int(line.split()[1]) / 1024
-    return found
-
-
-def _cpu(ground: Ground) -> dict[str, float]:
-    def seconds(pid: int) -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
-    return {name: seconds(pid) for name, pid in _pids(ground).items()}
-
-
-async def _redis(client: Any) -> Mapping[str, float]:
-    """Elements of every key of the ledger."""
-    found: dict[str, float] = {}
-    sizes = {b"hash": "hlen", b"zset": "zcard", b"stream": "xlen", b"set": "scard", b"list": "llen"}
-    async for key in client.scan_iter(count=1000):
-        size = sizes.get(await client.type(key))
-        if size is None:
-            continue  # it went just now
-        name = key.decode().removeprefix("{drystone}:")
-        # Partitions come and go with what waits in them: together they are one number.
-        group = "part:*" if name.startswith("part:") else name
-        found[f"redis {group}"] = found.get(f"redis {group}", 0.0) + await getattr(client, size)(key)
-    found["redis used MiB"] = (await client.info("memory"))["used_memory"] / 2**20
-    return found
+async def _settle(stream: Stream) -> None:
+    deadline = time.monotonic() + _SETTLE_S
+    while stream.left and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
 
 
 async def _left(ground: Ground, load: Load) -> dict[str, Any]:
     """With all pods gone, what the ledger still holds."""
-    ledger = RedisLedger(ground.stack.info.redis_url)
-    await ledger.open()
+    held = RedisLedger(ground.stack.info.redis_url)
+    await held.open()
     try:
         holders: list[str] = []
         for _ in range(60):
-            holders = [f"{h.state} {h.id}" async for h in ledger.all_holders()]
+            holders = [f"{h.state} {h.id}" async for h in held.all_holders()]
             if not holders:
                 break
             await asyncio.sleep(0.5)
-        broken = [f"{v.law}: {v.about}: {v.detail}" for v in await violations(load.kube, ledger)]
+        broken = [f"{v.law}: {v.about}: {v.detail}" for v in await violations(load.kube, held)]
         return {"holders": len(holders), "some": holders[:5], "problems": broken}
     finally:
-        await ledger.close()
+        await held.close()

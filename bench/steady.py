@@ -1,7 +1,8 @@
 """Single pods at a steady rate on a real API server: made, bound by whoever schedules, ended and deleted soon after.
 
 Whoever makes them tries again under the same name until the API server has said yes, so that no outage loses a pod.
-Noted of every pod: when the API server accepted it and when it was seen bound, in monotonic seconds.
+Noted of every pod: when the API server accepted it and when it was seen bound, in monotonic seconds. Pods that were
+made together may be deleted together: one call for many costs the API server less than a call for each.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ _RETRY_S: Final = 0.1
 #: Without any event for so long the watch is taken for broken, and begun anew.
 _SILENCE_S: Final = 5.0
 _NOW: Final = b'{"gracePeriodSeconds":0}'
+#: Deleting many takes the server a while.
+_DELETE_S: Final = 30.0
+#: Stand for what differs from pod to pod in a body that is encoded once.
+_NAME: Final = "name-of-the-pod"
+_CROWD: Final = "crowd-of-the-pod"
 
 
 @dataclass(slots=True)
@@ -46,9 +52,21 @@ class Seen:
 
 
 @dataclass(slots=True)
+class Crowd:
+    """Pods that are deleted by one call: those made before `until`."""
+
+    until: float
+    #: Made, and not seen bound.
+    unbound: int = 0
+    #: When the last of them was seen bound.
+    bound: float = 0.0
+
+
+@dataclass(slots=True)
 class Steady:
-    """`run()` until cancelled. `rate` pods a second, each deleted `life_s` after it was seen bound; while more than
-    `most` are unbound none is made (0: always made)."""
+    """`run()` until cancelled. `rate` pods a second, each deleted `life_s` after it was seen bound; with `together_s`
+    by one call with all that were made within so many seconds, `life_s` after the last of them was seen bound. While
+    more than `most` of those that were made are not bound none is made (0: always made)."""
 
     kube: Kube
     rate: float
@@ -56,18 +74,32 @@ class Steady:
     name: str = "steady"
     annotations: dict[str, str] = field(default_factory=dict)
     most: int = 0
+    together_s: float = 0.0
     #: Every pod by name; forgotten by `forget`.
     pods: dict[str, Seen] = field(default_factory=dict)
     made: int = 0
+    bound: int = 0
     #: Ticks at which no pod was made because `most` were unbound already.
     held_back: int = 0
+    #: No more are made; what there is comes to its end.
+    stopping: bool = False
+    #: What went wrong with them.
+    failed: list[str] = field(default_factory=list)
     owners: Owners = field(default_factory=lambda: Owners())
     _leaving: deque[tuple[float, str]] = field(default_factory=deque)
-    _width: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PARALLEL))
+    _crowds: dict[str, Crowd] = field(default_factory=dict)
+    _crowd_of: dict[str, str] = field(default_factory=dict)
+    #: Of their own: creations that wait must not hold up deletions, which make room.
+    _creates: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PARALLEL))
+    _deletes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PARALLEL))
     _unbound: int = 0
+    _ended: int = 0
+    _body: bytes = b""
     _tasks: asyncio.TaskGroup = field(init=False)
 
     async def run(self) -> None:
+        labels = {"run": self.name, **({"crowd": _CROWD} if self.together_s else {})}
+        self._body = json.dumps(pod_object(_NAME, labels=labels, annotations=self.annotations)).encode()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(follow(self.kube, f"run={self.name}", self._look, self._gone), name="bindings")
@@ -78,6 +110,11 @@ class Steady:
     def unbound(self) -> int:
         """Accepted and not seen bound."""
         return self._unbound
+
+    @property
+    def left(self) -> int:
+        """Made and not seen gone."""
+        return self.made - self._ended
 
     def forget(self, before: float) -> None:
         """Forget those that are gone and were bound before this time."""
@@ -101,21 +138,30 @@ class Steady:
 
     async def _make(self) -> None:
         due = time.monotonic()
-        while True:
+        while not self.stopping:
             now = time.monotonic()
             while due <= now:
                 due += 1 / self.rate
-                if self.most and self._unbound >= self.most:
+                if self.most and self.made - self.bound >= self.most:
                     self.held_back += 1
                     continue
                 self.made += 1
-                self._tasks.create_task(self._create(f"{self.name}-{self.made}"), name=f"create {self.made}")
+                name = f"{self.name}-{self.made}"
+                crowd = self._join(name, now) if self.together_s else ""
+                self._tasks.create_task(self._create(name, crowd), name=f"create {name}")
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    async def _create(self, name: str) -> None:
-        body = json.dumps(pod_object(name, labels={"run": self.name}, annotations=self.annotations)).encode()
+    def _join(self, name: str, now: float) -> str:
+        number = int(now / self.together_s)
+        crowd = str(number)
+        self._crowds.setdefault(crowd, Crowd((number + 1) * self.together_s)).unbound += 1
+        self._crowd_of[name] = crowd
+        return crowd
+
+    async def _create(self, name: str, crowd: str) -> None:
+        body = self._body.replace(_NAME.encode(), name.encode()).replace(_CROWD.encode(), crowd.encode())
         while True:
-            async with self._width:
+            async with self._creates:
                 answer = await self.kube.call("POST", writes.pods_path(NAMESPACE), body)
             if answer.ok or answer.status == 409:
                 break
@@ -135,13 +181,33 @@ class Steady:
             while self._leaving and self._leaving[0][0] <= time.monotonic():
                 name = self._leaving.popleft()[1]
                 self._tasks.create_task(self._delete(name), name=f"delete {name}")
+            now = time.monotonic()
+            for name, crowd in list(self._crowds.items()):
+                if not crowd.unbound and crowd.until <= now and crowd.bound + self.life_s <= now:
+                    del self._crowds[name]
+                    self._tasks.create_task(self._delete_crowd(name), name=f"delete crowd {name}")
             await asyncio.sleep(0.05)
 
     async def _delete(self, name: str) -> None:
         while True:
-            async with self._width:
+            async with self._deletes:
                 answer = await self.kube.call("DELETE", writes.pods_path(NAMESPACE, name), _NOW)
             if answer.ok or answer.status == 404:
+                return
+            await asyncio.sleep(_RETRY_S)
+
+    async def _delete_crowd(self, crowd: str) -> None:
+        selector = f"run={self.name},crowd={crowd}"
+        while True:
+            async with self._deletes:
+                answer = await self.kube.call(
+                    "DELETE",
+                    writes.pods_path(NAMESPACE),
+                    _NOW,
+                    params={"labelSelector": selector},
+                    timeout_s=_DELETE_S,
+                )
+            if answer.ok:
                 return
             await asyncio.sleep(_RETRY_S)
 
@@ -152,13 +218,21 @@ class Steady:
         if pod.spec.nodeName and not seen.bound:
             seen.bound = time.monotonic()
             self._unbound -= 1
-            self._leaving.append((seen.bound + self.life_s, pod.metadata.name))
+            self.bound += 1
+            crowd = self._crowds.get(self._crowd_of.pop(pod.metadata.name, ""))
+            if crowd is None:
+                self._leaving.append((seen.bound + self.life_s, pod.metadata.name))
+            else:
+                crowd.unbound -= 1
+                crowd.bound = seen.bound
             self.owners.promised(pod)
 
     def _gone(self, name: str) -> None:
         self.owners.gone(name)
-        if name in self.pods:
-            self.pods[name].gone = True
+        pod = self.pods.get(name)
+        if pod is not None and not pod.gone:
+            pod.gone = True
+            self._ended += 1
 
 
 class Owners:
@@ -212,11 +286,16 @@ _decode: Final = msgspec.json.Decoder(Pod).decode
 
 
 async def follow(
-    kube: Kube, selector: str, look: Callable[[Pod], None], gone: Callable[[str], None] = lambda _name: None
+    kube: Kube,
+    selector: str,
+    look: Callable[[Pod], None],
+    gone: Callable[[str], None] = lambda _name: None,
+    path: str = writes.pods_path(NAMESPACE),
 ) -> NoReturn:
-    """List and watch pods, for ever; `look` sees every state of each but its end, `gone` is told its name. After an
-    outage it is back at once, not after a growing pause as services are: what it sees is what is measured."""
-    path, there = writes.pods_path(NAMESPACE), set[str]()
+    """List and watch pods, or what else there is under the path, for ever; `look` sees every state of each but its end,
+    `gone` is told its name. After an outage it is back at once, not after a growing pause as services are: what it sees
+    is what is measured."""
+    there = set[str]()
     while True:
         try:
             listed = await writes.list_all(kube, path, label_selector=selector)

@@ -68,13 +68,15 @@ def rolling(rate: float, jobs_per_s: float, before: str, keep: Path | None, as_j
     return 0 if result["within"] and not result["problems"] else 1
 
 
-def soak(minutes: float, rate: float, keep: Path | None, as_json: bool) -> int:
-    from bench.soak import run
+def soak(minutes: float, rate: float, source: str, keep: Path | None, as_json: bool) -> int:
+    from bench.soak import SOURCES, run
 
+    if source not in SOURCES:
+        raise CommandError(f"--source must be one of {', '.join(SOURCES)}")
     _end_children_too()
-    result = asyncio.run(run(minutes, rate, keep=keep, report=note))
+    result = asyncio.run(run(minutes, rate, source=source, keep=keep, report=note))
     _print(result, as_json)
-    return 1 if result["left"]["holders"] or result["left"]["problems"] else 0
+    return 1 if result["left"]["holders"] or result["left"]["problems"] or result["unfinished"] else 0
 
 
 def _end_children_too() -> None:

@@ -296,13 +296,14 @@ def bench_rolling(
 def bench_soak(
     minutes: Annotated[float, typer.Option(min=0.1)] = 20.0,
     rate: Annotated[float, typer.Option(help="Pods a second.", min=0.1)] = 200.0,
+    source: Annotated[str, typer.Option(help="pods: single pods; kafka: jobs of ten tasks.")] = "pods",
     keep: KeepLogs = None,
     as_json: Json = False,
 ) -> None:
     """Pods come and go on 1,000 nodes: memory of each service, sizes of the ledger's keys, the rate that held."""
     from cli.bench import soak
 
-    raise typer.Exit(soak(minutes, rate, keep, as_json))
+    raise typer.Exit(soak(minutes, rate, source, keep, as_json))
 
 
 @bench_app.command("fuzz")

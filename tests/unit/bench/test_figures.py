@@ -5,8 +5,8 @@ import pytest
 from bench.failover import SCENARIOS, Row
 from bench.rebuild import figures
 from bench.rolling import event, waits
-from bench.soak import slope_per_min
 from bench.steady import Recovery, Seen
+from bench.usage import slope_per_min
 from libs.contracts.submission import Rejected, TenantPolicy, parse_submit
 from tools.load import BoundCount
 
