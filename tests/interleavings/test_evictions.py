@@ -12,7 +12,9 @@ from services.placement.gangs import Patience
 from services.placement.jobs import Job, Order
 from services.placement.reserve import Reservations
 from services.preemptor.evict import Evictor
-from tests.interleavings.world import World, incident, law, lua, of_replica, python
+from tests.interleavings.incident import incident, lua, python
+from tests.interleavings.laws import law
+from tests.interleavings.world import World, of_replica
 
 # -- rules taken out --------------------------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ async def test_16_room_freed_for_one_is_seen_by_another_first(world: World) -> N
 )
 async def test_16_two_replicas_count_the_same_victim(world: World) -> None:
     await two_replicas(world)
-    before = len(world.commits)
+    before = len(world.seen.commits)
     deciding = [world.pauses.hold(f"placement-{n}", "ledger commit_evictions", most=1) for n in (1, 2)]
     world.pod(of_replica(1, "one"), priority="high")
     world.pod(of_replica(2, "two"), priority="high")
@@ -84,7 +86,7 @@ async def test_16_two_replicas_count_the_same_victim(world: World) -> None:
     for one in deciding:
         one.go()
     await world.rest(1.0)
-    winners = [actor for actor, answers in world.commits[before:] if any(a.taken for a in answers)]
+    winners = [actor for actor, answers in world.seen.commits[before:] if any(a.taken for a in answers)]
     law(len(winners) == 1, f"a victim makes room for one: {winners}")
 
 

@@ -16,7 +16,9 @@ from libs.store.redis import RedisLedger
 from services.binder.tenure import Tenure
 from services.placement.ownership import Ownership
 from services.watcher import lead as watcher_lead
-from tests.interleavings.world import World, both, incident, law, lua, python
+from tests.interleavings.incident import both, incident, lua, python
+from tests.interleavings.laws import law
+from tests.interleavings.world import World
 
 # -- rules taken out --------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ async def test_02_pods_that_ended_and_were_cleaned_up_are_not_created_again_by_a
     await world.rest(1.0)
     await world.start("binder", "-2")
     await world.rest(3.0)
-    created = [name for name, _, _ in world.bindings]
+    created = [name for name, _, _ in world.seen.bindings]
     law(len(created) == len(set(created)), f"a task of an attempt is created once: {created}")
 
 
@@ -220,7 +222,7 @@ async def test_04_a_plan_of_the_data_set_before_is_dead(world: World) -> None:
     await world.until_asked(rebuilt, "the ledger is rebuilt", 60.0)
     committing.go()
     await world.rest(0.2)
-    (first,) = world.commits[0][1]
+    (first,) = world.seen.commits[0][1]
     law(not first.taken, "nothing that was decided against another data set is taken")
 
 
@@ -236,11 +238,14 @@ async def test_05_placement_dies_between_its_commit_and_its_publication(world: W
     publishing = world.pauses.hold("placement-1", "send drystone.plans")
     world.pod("x")
     await publishing.reached()
-    (committed,) = [claim for _, answers in world.commits for a in answers for claim in a.taken]
+    (committed,) = [claim for _, answers in world.seen.commits for a in answers for claim in a.taken]
     await first.kill()
     await world.start("placement", "-2")
-    await world.until(lambda: world.bindings, "a plan that was committed is carried out", 5.0)
-    law(world.bindings == [("x", "n1", committed)], "it is published again unchanged, neither skipped nor made anew")
+    await world.until(lambda: world.seen.bindings, "a plan that was committed is carried out", 5.0)
+    law(
+        world.seen.bindings == [("x", "n1", committed)],
+        "it is published again unchanged, neither skipped nor made anew",
+    )
 
 
 @incident(epoch=lua(("if plan.epoch ~= ", "if false and plan.epoch ~= ")))
@@ -260,8 +265,8 @@ async def test_05_an_owner_that_lost_its_partition_wakes_up_and_commits(world: W
     await world.rest(0.1)
     second.go()
     await world.start("binder")
-    await world.until(lambda: world.bindings, "the pod is bound")
-    owners = {actor for actor, answers in world.commits if any(a.taken for a in answers)}
+    await world.until(lambda: world.seen.bindings, "the pod is bound")
+    owners = {actor for actor, answers in world.seen.commits if any(a.taken for a in answers)}
     law(owners == {"placement-2"}, f"after a take only its owner's plans are taken: {owners}")
 
 

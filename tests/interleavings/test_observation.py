@@ -11,7 +11,9 @@ from libs.domain.verdicts import Kind, Verdict
 from services.placement import assess, cycle
 from services.watcher import emit
 from services.watcher.lead import Leadership
-from tests.interleavings.world import World, incident, law, lua, python
+from tests.interleavings.incident import incident, lua, python
+from tests.interleavings.laws import law
+from tests.interleavings.world import World
 
 # -- rules taken out --------------------------------------------------------------------------------------------------
 
@@ -214,7 +216,7 @@ async def test_13_a_pod_is_deleted_between_its_decision_and_its_commit(world: Wo
     await world.rest(1.0)
     committing.go()
     await world.rest(1.0)
-    law(not any(a.taken for _, answers in world.commits for a in answers), "what has ended gets no claim")
+    law(not any(a.taken for _, answers in world.seen.commits for a in answers), "what has ended gets no claim")
     await world.nothing_left(5.0)
 
 
@@ -287,7 +289,7 @@ async def test_15_two_pods_are_found_on_one_device_at_a_rebuild(world: World) ->
     world.pod("x")
     world.pod("y", priority="high")
     await world.rest(3.0)
-    law(len(world.bindings) == 3, "it is closed to placement, and the other device is not")
+    law(len(world.seen.bindings) == 3, "it is closed to placement, and the other device is not")
     world.delete("a")
     world.delete("b")
     await world.until(lambda: {"x", "y"} <= world.bound().keys(), "and it opens when they are gone")

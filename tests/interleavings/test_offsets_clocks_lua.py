@@ -13,7 +13,9 @@ from libs.store import library as texts
 from libs.store import server as store
 from libs.store.embedded import embedded_ledger
 from services.watcher import intake
-from tests.interleavings.world import World, incident, law, lua, python
+from tests.interleavings.incident import incident, lua, python
+from tests.interleavings.laws import law
+from tests.interleavings.world import World
 
 # -- rules taken out --------------------------------------------------------------------------------------------------
 

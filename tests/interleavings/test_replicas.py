@@ -13,7 +13,9 @@ from libs.store.redis import RedisLedger
 from services.placement.jobs import Job
 from services.placement.reserve import GANG_REFUSALS, Reservations
 from services.watcher import decide as watcher_decide
-from tests.interleavings.world import World, incident, law, lua, of_replica, python
+from tests.interleavings.incident import incident, lua, python
+from tests.interleavings.laws import law
+from tests.interleavings.world import World, of_replica
 
 # -- rules taken out --------------------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ async def test_07_singles_of_another_replica_get_ahead_of_a_gang_again_and_again
 
 @incident(limit_in_the_commit=lua(("at = quota(u, plan.queue, {c}", "local _ = quota(u, plan.queue, {c}")))
 async def test_08_two_replicas_check_a_limit_and_each_add_to_it(world: World) -> None:
-    world.limits["team"] = 8000
+    world.seen.limits["team"] = 8000
     world.node("n1", 8)
     world.node("n2", 2)
     world.queue("team", 8)
@@ -138,10 +140,10 @@ async def test_09_what_one_replica_claimed_and_lost_again_is_seen_by_the_other(w
     silent = world.pauses.hold("placement-1", "send drystone.plans")
     world.pod(x)
     await silent.reached()
-    refused = len(world.refused)
+    refused = len(world.seen.refused)
     world.pod(y, priority="high")
     await world.rest(5.0)
-    law(len(world.refused) == refused, "what others claimed is not offered again and again")
+    law(len(world.seen.refused) == refused, "what others claimed is not offered again and again")
     world.delete(x)
     await world.start("binder")
     await world.until(lambda: y in world.bound(), "room that a claim of another replica gives back is seen", 15.0)

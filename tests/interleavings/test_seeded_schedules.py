@@ -14,7 +14,9 @@ import pytest
 from libs.runtime.tasks import ended
 from libs.testkit.pauses import Point
 from services.placement import app
-from tests.interleavings.world import BrokenLaw, World, incident, law, lua, python, run
+from tests.interleavings.incident import incident, lua, python, run
+from tests.interleavings.laws import BrokenLaw, law
+from tests.interleavings.world import World
 
 SEEDS = 30
 #: Seconds. Most calls are quick; some take longer than a report waits, a few longer than an API call may.

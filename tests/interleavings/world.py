@@ -1,15 +1,11 @@
-"""A whole Drystone in one process and in leaping time, with pause points everywhere and a checker that never blinks.
+"""A whole Drystone in one process and in leaping time, with pause points everywhere.
 
-Laws are checked by an observer of the API server and after every effect on the ledger, at the moment itself: no device
-is promised twice, nothing holds more than there is. A law that breaks is a `BrokenLaw` with the story of all points.
+While it runs an observer checks the laws at every effect (`laws`); a law that breaks is a `BrokenLaw`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import random
-import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,9 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import fakeredis
-import fakeredis.commands_mixins.server_mixin as redis_time
 import msgspec
-import pytest
 
 from libs.bus.memory import MemoryBus, _Group
 from libs.bus.port import Outgoing
@@ -34,12 +28,10 @@ from libs.kube.pods import PodView, parse_pod
 from libs.kube.sim.control import Controllers
 from libs.kube.sim.kubelet import SimulatedKubelets
 from libs.runtime.tasks import ended
-from libs.store import server as store
 from libs.store.embedded import embedded_ledger
-from libs.store.library import library
 from libs.store.port import Holder
-from libs.testkit.pauses import PausedBus, Pauses, Point
-from libs.testkit.pauses_time import PROCESS, LeapingLoop, LoopClock, run_leaping
+from libs.testkit.pauses import PausedBus, Pauses
+from libs.testkit.pauses_time import PROCESS, LeapingLoop, LoopClock
 from services.binder.app import build as binder
 from services.binder.settings import BinderSettings
 from services.placement.app import build as placement
@@ -48,6 +40,7 @@ from services.preemptor.app import build as preemptor
 from services.preemptor.settings import PreemptorSettings
 from services.watcher.app import build as watcher
 from services.watcher.settings import WatcherSettings
+from tests.interleavings.laws import BrokenLaw, Observer, law
 
 NS = "default"
 MIB = 40960
@@ -58,106 +51,6 @@ BUILD: dict[str, tuple[Any, Any]] = {
     "binder": (binder, BinderSettings),
     "preemptor": (preemptor, PreemptorSettings),
 }
-
-
-class BrokenLaw(AssertionError):
-    pass
-
-
-def law(holds: object, text: str) -> None:
-    if not holds:
-        raise BrokenLaw(text)
-
-
-# -- mutations --------------------------------------------------------------------------------------------------------
-
-Mutation = Callable[[pytest.MonkeyPatch], None]
-
-
-def lua(*changes: tuple[str, str]) -> Mutation:
-    """The ledger's own functions with a rule taken out: texts are replaced that must be there."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        name, code = library()
-        for old, new in changes:
-            assert old in code, f"no rule of the library reads: {old}"
-            code = code.replace(old, new)
-        mutant = name[:-8] + "deadbeef"
-        code = code.replace(name, mutant)
-        patch.setattr(store, "library", lambda: (mutant, code))
-
-    return apply
-
-
-def python(target: Any, name: str, value: Any) -> Mutation:
-    return lambda patch: patch.setattr(target, name, value)
-
-
-def both(*mutations: Mutation) -> Mutation:
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        for mutation in mutations:
-            mutation(patch)
-
-    return apply
-
-
-# -- running ----------------------------------------------------------------------------------------------------------
-
-Scenario = Callable[["World"], Awaitable[None]]
-
-
-def run(scenario: Scenario, patch: pytest.MonkeyPatch, *, seed: int = 1, limit_s: float = 900.0) -> list[str]:
-    """Run it in leaping time with everything random drawn from `seed`; returns the story."""
-    rng = random.Random(seed)
-    clock = LoopClock()
-    patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
-    patch.setattr(random.Random, "seed", _seeding(rng))
-    world = World(clock)
-    patch.setattr(redis_time, "time", world.redis_clock)
-
-    async def live() -> None:
-        async with asyncio.timeout(limit_s):
-            async with world.open():
-                await scenario(world)
-                world.check()
-
-    try:
-        run_leaping(live())
-    except BrokenLaw as broken:
-        raise BrokenLaw(f"{broken} (seed {seed})\n" + "\n".join(world.pauses.journal[-60:])) from None
-    return world.pauses.journal
-
-
-def _seeding(rng: random.Random) -> Callable[..., None]:
-    """Generators that were to be seeded by the operating system are seeded by ours."""
-    plain = random.Random.seed
-
-    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        plain(self, rng.getrandbits(64) if a is None else a, version)
-
-    return seed
-
-
-def incident(**mutations: Mutation) -> Callable[[Scenario], Any]:
-    """A scenario as a test: as built it holds; without each of the rules named it must break its law."""
-
-    def made(scenario: Scenario) -> Any:
-        @pytest.mark.parametrize(
-            "without", ["", *mutations], ids=lambda name: f"without {name}" if name else "as built"
-        )
-        def test(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
-            if not without:
-                run(scenario, monkeypatch)
-                return
-            mutations[without](monkeypatch)
-            with pytest.raises(BrokenLaw):
-                run(scenario, monkeypatch)
-
-        functools.update_wrapper(test, scenario, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-        del test.__wrapped__  # type: ignore[attr-defined]
-        return test
-
-    return made
 
 
 def of_replica(replica: int, prefix: str, kind: str = "pod") -> str:
@@ -220,13 +113,7 @@ class World:
         self.redis = fakeredis.FakeServer(version=(7,))
         self.ledger_settings: dict[str, Any] = {}
         self.replicas: list[Running] = []
-        #: Pods as they were bound: uid -> (name, node, devices), first seen; what they do with them later is theirs.
-        self.granted: dict[str, tuple[str, str, dict[int, int]]] = {}
-        self.bindings: list[tuple[str, str, str]] = []  # (name, node, claim), in order
-        self.broken: list[str] = []
-        self.refused: list[tuple[str, str]] = []  # (actor, refusal) of commits
-        self.commits: list[tuple[str, Any]] = []  # (actor, answers)
-        self.limits: dict[str, int] = {}
+        self.seen = Observer(fakeredis.FakeRedis(server=self.redis, version=(7,)))
         #: A foreign writer has raced us inside W: kubelet refuses somebody.
         self.raced = False
         self._listed: tuple[int, list[PodView]] = (-1, [])
@@ -242,8 +129,8 @@ class World:
         self.ledger = embedded_ledger(server=self.redis)
         self._raw = fakeredis.FakeRedis(server=self.redis, version=(7,))
         await self.ledger.open()
-        self.cluster.store.observers.append(self._observe)
-        self.pauses.after = self._after
+        self.cluster.store.observers.append(self.seen.pod_changed)
+        self.pauses.after = self.seen.after
         self._status_reader = self.bus.follow([STATUS.name], from_start=True)
         try:
             yield
@@ -466,67 +353,9 @@ class World:
     def check(self) -> None:
         for replica in self.replicas:
             replica.check()
-        for text in self.broken:
+        for text in self.seen.broken:
             raise BrokenLaw(text)
         law(self.raced or not self.kubelets.refusals, f"no kubelet refuses what we bound: {self.kubelets.refusals}")
-
-    def _observe(self, change: Any) -> None:
-        """Every change of a pod, at once: what is bound to whom."""
-        if change.place.resource != "/pods":
-            return
-        new = change.new
-        if new is None or new["status"].get("phase") in ("Succeeded", "Failed"):
-            self.granted.pop((new or change.old)["metadata"]["uid"], None)
-            return
-        if not new["spec"].get("nodeName") or new["metadata"]["uid"] in self.granted:
-            return
-        pod = parse_pod(change.raw)
-        if change.old is not None and change.old["spec"].get("nodeName"):
-            return
-        self.bindings.append((pod.name, pod.node, pod.claim))
-        devices = {g.index: g.milli for g in pod.charge().gpus} if pod.ours else {}
-        for name, node, held in self.granted.values():
-            twice = {i for i, milli in devices.items() if node == pod.node and held.get(i, 0) + milli > 1000}
-            if twice and pod.claim:
-                self.broken.append(f"a device is given once: {pod.name} and {name} have GPU {twice} of {node}")
-        self.granted[pod.uid] = (pod.name, pod.node, devices)
-
-    def _after(self, point: Point, answer: Any) -> None:
-        if point.act in ("ledger commit", "ledger commit_evictions"):
-            self.commits.append((point.actor, answer))
-            self.refused += [(point.actor, str(why)) for a in answer for why in a.refused.values()]
-        if point.act in _CHARGING:
-            self._audit(point)
-
-    def _audit(self, point: Point) -> None:
-        """The books themselves, read past everybody: no device over its capacity, no queue over its limit, and what is
-        used is the sum of what is held."""
-        held: defaultdict[tuple[str, int], int] = defaultdict(int)
-        for hash_, prefix in (("work", b"c:"), ("work", b"e:"), ("tasks", b"")):
-            for key, raw in self._raw.hgetall("{drystone}:" + hash_).items():
-                if key.startswith(prefix) and (prefix or hash_ == "tasks"):
-                    entry = msgspec.json.decode(raw)
-                    for index, milli, _ in (entry.get("H") or entry.get("c") or {}).get("gpus") or ():
-                        held[entry["n"], index] += milli
-        for (node, index), milli in held.items():
-            if milli > 1000 and not self._disputed(node, index):
-                self.broken.append(f"a device is promised once: GPU {index} of {node} has {milli} milli after {point}")
-        for key, raw in self._raw.hgetall("{drystone}:nodes").items():
-            kind, _, name = key.decode().partition(":")
-            if kind == "u":
-                use = msgspec.json.decode(raw)
-                sums = [milli for milli, _ in use.get("gpus") or ()]
-                said = {i: milli for i, milli in enumerate(sums) if milli}
-                if said != {i: milli for (node, i), milli in held.items() if node == name and milli}:
-                    self.broken.append(f"use is the sum of its holders: {name} says {said}, held {dict(held)}, {point}")
-            elif kind == "q" and name in self.limits:
-                used = msgspec.json.decode(raw).get("gpu_milli", 0)
-                if used > self.limits[name]:
-                    self.broken.append(f"no queue goes over its limit: {name} has {used} of {self.limits[name]}")
-
-    def _disputed(self, node: str, index: int) -> bool:
-        """Two pods that reality put there: not the ledger's doing."""
-        return sum(1 for _, where, has in self.granted.values() if where == node and index in has) > 1
 
     # -- the ledger ---------------------------------------------------------------------------------------------------
 
@@ -566,10 +395,3 @@ class World:
 
     def empty_redis(self) -> None:
         self._raw.flushall()
-
-
-_CHARGING = frozenset(
-    f"ledger {name}"
-    for name in ("commit", "commit_evictions", "begin", "confirm", "release", "drop", "expire", "tasks_seen",
-                 "tasks_gone", "sweep", "unmark", "whole")
-)  # fmt: skip
