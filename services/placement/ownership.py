@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from itertools import pairwise
+from typing import Final
 
 import structlog
 
@@ -31,6 +32,9 @@ from services.placement.state import State
 from services.placement.truth import Truth, read_truth
 
 log = structlog.get_logger()
+
+#: Jobs of a list that are taken in at a stretch.
+_STRETCH: Final = 100
 
 
 def begins_at(owned: frozenset[int], partitions: int) -> float:
@@ -269,17 +273,21 @@ class Ownership:
         truth = await read_truth(self._kube, state.view.known, partitions, self._partitions, state.pending.jobs)
         if repair or partitions == self.owned:
             self._last_list = began
-        self._merge(truth, partitions, before, repair=repair)
+        await self._merge(truth, partitions, before, repair=repair)
         if repair:
             await self._check_claims()
             state.view.forget_old_measurements(self._clock.monotonic())
             state.forget_foreign_marks(self._clock.monotonic())
 
-    def _merge(
+    async def _merge(
         self, truth: Truth, partitions: frozenset[int], before: dict[str, frozenset[str]], *, repair: bool
     ) -> None:
+        """Others have the loop now and then. What they learn meanwhile is newer than the list, and stands: what was
+        bound or has ended is remembered, and what came since is not in `before`."""
         state, now = self._state, self._clock.monotonic()
-        for key, change in truth.jobs.items():
+        for number, (key, change) in enumerate(truth.jobs.items(), 1):
+            if not number % _STRETCH:
+                await asyncio.sleep(0)
             partition = partition_of(key, self._partitions)
             if partition not in self.owned:
                 continue
@@ -290,7 +298,9 @@ class Ownership:
                 state.wake.set()
             if key in truth.done and (known := state.pending.jobs.get(key)) is not None:
                 state.ended_well(known, truth.done[key])
-        for key, tasks in before.items():
+        for number, (key, tasks) in enumerate(before.items(), 1):
+            if not number % _STRETCH:
+                await asyncio.sleep(0)
             job = state.pending.jobs.get(key)
             if job is None or job.head.uid:
                 continue

@@ -16,11 +16,11 @@ import structlog
 
 from libs.contracts.events import JobChanged
 from libs.domain import keys
-from libs.domain.jobs import JobHead, partition_of
+from libs.domain.jobs import JobHead, Task, partition_of
 from libs.kube import trainingjobs, writes
 from libs.kube.errors import ReadFailed
 from libs.kube.grouping import Known, job_key, job_of, pod_group_of, unresolved
-from libs.kube.objects import pod_group_decoder
+from libs.kube.objects import bare_decoder, pod_group_decoder
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
 from libs.kube.trainingjobs import TrainingJobView
@@ -30,6 +30,8 @@ log = structlog.get_logger()
 
 _PENDING: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},spec.nodeName="
 _DONE: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},status.phase=Succeeded"
+#: Objects that are read at a stretch; then others have the loop.
+_STRETCH: Final = 50
 POD_GROUPS: Final = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
 
 
@@ -47,14 +49,28 @@ class Truth:
 async def read_truth(
     kube: Kube, known: Known, partitions: frozenset[int], count: int, jobs: Mapping[str, Job]
 ) -> Truth:
-    """What of `partitions` (of `count`) there is. `jobs` are those known already: their heads were resolved."""
+    """What of `partitions` (of `count`) there is. `jobs` are those known already: their heads were resolved, and of
+    their pods only those are read whose version is a new one."""
     truth = Truth()
     if not partitions:
         return truth
     waiting: list[PodView] = []
-    for number, raw in enumerate((await writes.list_all(kube, writes.pods_path(), field_selector=_PENDING)).items):
-        if number % 500 == 499:
+    listed_now = (await writes.list_all(kube, writes.pods_path(), field_selector=_PENDING)).items
+    known_tasks = {
+        task.id: (job.head.key, task)
+        for job in jobs.values()
+        if job.partition in partitions
+        for task in job.tasks.values()
+    }
+    unchanged: dict[str, list[Task]] = {}
+    for number, raw in enumerate(listed_now):
+        if number % _STRETCH == _STRETCH - 1:
             await asyncio.sleep(0)  # a long list must not hold up binds
+        meta = bare_decoder.decode(raw).metadata
+        key, task = known_tasks.get(meta.uid, ("", None))
+        if task is not None and task.version == meta.resource_version and not meta.deleted:
+            unchanged.setdefault(key, []).append(task)
+            continue
         pod = parse_pod(raw)
         if pod.pending and pod.ours and partition_of(job_of(pod, known).key, count) in partitions:
             waiting.append(pod)
@@ -69,12 +85,15 @@ async def read_truth(
         pods.setdefault(head.key, []).append(pod)
         older = heads.get(head.key)
         heads[head.key] = head if older is None else _joined(older, head)
-    for key, listed in pods.items():
-        job = jobs.get(key)
-        head = heads[key]
-        if job is not None and job.tasks and job.head.uid == head.uid:
-            head = job.head  # resolved by the watcher, which may know more
-        truth.jobs[key] = JobChanged(head=head, tasks=tuple(pod.to_task() for pod in listed))
+    for number, key in enumerate({**unchanged, **pods}):
+        if number % _STRETCH == _STRETCH - 1:
+            await asyncio.sleep(0)
+        job, known_head = jobs.get(key), heads.get(key)
+        if job is not None and (known_head is None or (job.tasks and job.head.uid == known_head.uid)):
+            known_head = job.head  # resolved by the watcher, which may know more
+        if known_head is not None:  # else it went meanwhile
+            fresh = (pod.to_task() for pod in pods.get(key, ()))
+            truth.jobs[key] = JobChanged(head=known_head, tasks=(*unchanged.get(key, ()), *fresh))
     short = {key: job.head for key, job in truth.jobs.items() if len(job.tasks) < job.head.gang_min}
     for namespace in sorted({head.namespace for head in short.values()}):
         keys_there = [key for key, head in short.items() if head.namespace == namespace]
