@@ -24,7 +24,7 @@ from libs.testkit.faults import answers, binding, held_up
 from services.binder.facts import _MOST_GONE, NodeFacts
 from services.watcher.changes import Changes
 from services.watcher.emit import Emitter
-from tests.component.test_binder import World as Binders
+from tests.component.binder_world import binders
 from tests.component.test_job_intake import Desk, creation, job
 from tests.component.test_preemptor import World as Preemptors
 from tests.unit.services.watcher.test_emit import Broker
@@ -171,21 +171,21 @@ async def test_finished_events_behind_one_that_is_parked_stop_the_reading(monkey
 
 
 async def test_a_binder_with_its_hands_full_takes_no_more_plans():
-    world = await Binders().open()
-    never = asyncio.Event()
-    world.kube.faults.append(held_up(binding, never, times=1000))
-    async with world.binder(tasks_in_hand=3, write_timeout_s=5.0, give_up_s=60.0) as binder:
-        for n in range(3):
-            await world.send(await world.plan(world.pod(f"p{n}"), first=n))
-        await until(lambda: binder._applier.tasks_in_hand == 3)
-        late = [await world.plan(world.pod(f"late-{n}"), on="n2", first=n) for n in range(4)]
-        await world.send(*late)
-        await asyncio.sleep(0.5)
-        assert binder._applier.tasks_in_hand == 3
-        world.kube.faults.clear()
-        never.set()
-        await world.landed(7)
-        assert {name for name, _ in world.bindings} == {"p0", "p1", "p2", "late-0", "late-1", "late-2", "late-3"}
+    async with binders() as world:
+        never = asyncio.Event()
+        world.kube.faults.append(held_up(binding, never, times=1000))
+        async with world.binder(tasks_in_hand=3, write_timeout_s=5.0, give_up_s=60.0) as binder:
+            for n in range(3):
+                await world.send(await world.plan(world.pod(f"p{n}"), first=n))
+            await until(lambda: binder._applier.tasks_in_hand == 3)
+            late = [await world.plan(world.pod(f"late-{n}"), on="n2", first=n) for n in range(4)]
+            await world.send(*late)
+            await asyncio.sleep(0.5)
+            assert binder._applier.tasks_in_hand == 3
+            world.kube.faults.clear()
+            never.set()
+            await world.landed(7)
+            assert {name for name, _ in world.bindings} == {"p0", "p1", "p2", "late-0", "late-1", "late-2", "late-3"}
 
 
 async def test_a_preemptor_with_its_hands_full_takes_no_more_plans():
