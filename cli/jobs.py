@@ -26,7 +26,9 @@ from libs.bus.kafka import KafkaBus
 from libs.bus.port import BusMisconfigured, BusUnavailable, Outgoing
 from libs.bus.settings import KafkaSettings
 from libs.contracts.events import EventType
-from libs.contracts.submission import MOST_BYTES, Rejected, Submission, TenantPolicy, parse_submit
+from libs.contracts.strict import Rejected
+from libs.contracts.submission import MOST_BYTES, Submission, parse_submit
+from libs.contracts.tenants import TenantPolicy
 from libs.contracts.topics import Topic
 from libs.domain import keys
 from libs.kube import trainingjobs, writes

@@ -13,7 +13,7 @@ from cli.out import say
 from libs.bus.admin import Drift, ensure_topics
 from libs.bus.port import BusMisconfigured, BusUnavailable
 from libs.contracts.access import Rule
-from libs.contracts.submission import TenantPolicy
+from libs.contracts.tenants import TenantPolicy
 from libs.contracts.topics import ALL, JOBS, Topic
 from libs.host.settings import WrongSettings, read_settings
 from services.watcher.settings import WatcherSettings

@@ -22,7 +22,8 @@ from pydantic import BaseModel
 from libs.contracts import events, topics
 from libs.contracts.access import SERVICES
 from libs.contracts.events import EventType
-from libs.contracts.submission import MOST_BYTES, CancelJob, ShortTemplate, SubmitJob
+from libs.contracts.submission import MOST_BYTES, CancelJob, SubmitJob
+from libs.contracts.templates import ShortTemplate
 from libs.contracts.topics import Topic
 from tools import settings
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticUndefined
 
-from libs.contracts.submission import TenantPolicy
+from libs.contracts.tenants import TenantPolicy
 from libs.host.settings import PREFIX, CommonSettings
 
 _CLASSES: Final = {

@@ -7,7 +7,7 @@ import zlib
 from pydantic import Field, field_validator
 
 from libs.contracts.hardware import GpuModelEntry, TopologyLevel, default_levels, gpu_models_of, levels_of
-from libs.contracts.submission import TenantPolicy
+from libs.contracts.tenants import TenantPolicy
 from libs.host.settings import CommonSettings
 
 

@@ -15,15 +15,9 @@ import structlog
 from libs.bus.letters import dead_letter
 from libs.bus.port import Bus, BusUnavailable, Incoming, Outgoing
 from libs.contracts.events import EventType, JobChanged, JobStatus
-from libs.contracts.submission import (
-    CancelJob,
-    Rejected,
-    Submission,
-    TenantPolicy,
-    foreign_queues,
-    parse_cancel,
-    parse_submit,
-)
+from libs.contracts.strict import Rejected
+from libs.contracts.submission import CancelJob, Submission, parse_cancel, parse_submit
+from libs.contracts.tenants import TenantPolicy, foreign_queues
 from libs.contracts.topics import STATUS, TASKS
 from libs.domain.jobs import Phase, partition_of
 from libs.kube import trainingjobs, writes

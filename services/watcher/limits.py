@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from libs.contracts.submission import TenantPolicy
+from libs.contracts.tenants import TenantPolicy
 from libs.kube import trainingjobs
 from libs.kube.objects import list_decoder
 from libs.kube.outcomes import Outcome, classify

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from libs.contracts.submission import TenantPolicy
+from libs.contracts.tenants import TenantPolicy
 from libs.host.settings import CommonSettings
 
 

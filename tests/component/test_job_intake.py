@@ -13,7 +13,7 @@ import pytest
 from libs.bus.memory import MemoryBus
 from libs.bus.port import Incoming, Outgoing
 from libs.contracts.events import DeadLetter, EventType, JobStatus, PriorityClassFact, QueueFact, TasksBatch
-from libs.contracts.submission import TenantPolicy
+from libs.contracts.tenants import TenantPolicy
 from libs.contracts.topics import CLUSTER, DEAD_LETTERS, JOBS, STATUS, TASKS
 from libs.domain.jobs import JobHead, Phase
 from libs.domain.queues import Queue

@@ -12,7 +12,7 @@ import pytest
 from libs.bus.memory import MemoryBus
 from libs.bus.port import Outgoing
 from libs.contracts.events import DeadLetter, EventType, JobStatus
-from libs.contracts.submission import TenantPolicy
+from libs.contracts.tenants import TenantPolicy
 from libs.contracts.topics import ALL, DEAD_LETTERS, JOBS, STATUS, Topic
 from libs.domain.jobs import Phase
 from libs.kube import trainingjobs

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from libs.bus.memory import MemoryBus
 from libs.bus.port import Outgoing
 from libs.contracts.events import DeadLetter, EventType, JobStatus
-from libs.contracts.submission import TenantPolicy, parse_cancel, parse_submit
+from libs.contracts.submission import parse_cancel, parse_submit
+from libs.contracts.tenants import TenantPolicy
 from libs.contracts.topics import DEAD_LETTERS, JOBS, STATUS
 from libs.domain.jobs import Phase
 from libs.kube import trainingjobs

@@ -7,7 +7,9 @@ from bench.rebuild import figures
 from bench.rolling import event, waits
 from bench.steady import Recovery, Seen
 from bench.usage import slope_per_min
-from libs.contracts.submission import Rejected, TenantPolicy, parse_submit
+from libs.contracts.strict import Rejected
+from libs.contracts.submission import parse_submit
+from libs.contracts.tenants import TenantPolicy
 from tools.load import BoundCount
 
 

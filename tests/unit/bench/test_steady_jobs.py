@@ -7,7 +7,9 @@ import time
 
 from bench.steady import Meta, Pod, Spec, Status
 from bench.steady_jobs import SteadyJobs, event
-from libs.contracts.submission import Rejected, TenantPolicy, parse_submit
+from libs.contracts.strict import Rejected
+from libs.contracts.submission import parse_submit
+from libs.contracts.tenants import TenantPolicy
 from libs.domain import keys
 from tests.unit.bench.test_steady import Moody, until
 

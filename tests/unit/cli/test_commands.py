@@ -12,7 +12,7 @@ import pytest
 from cli.errors import CommandError
 from cli.jobs import cancel, status, submit, why
 from cli.topics import table
-from libs.contracts.submission import TenantPolicy
+from libs.contracts.tenants import TenantPolicy
 from libs.contracts.topics import ALL, JOBS
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.port import Answer

@@ -13,7 +13,9 @@ import yaml
 
 from libs.contracts import events, topics
 from libs.contracts.access import SERVICES
-from libs.contracts.submission import Rejected, Submission, TenantPolicy, parse_submit
+from libs.contracts.strict import Rejected
+from libs.contracts.submission import Submission, parse_submit
+from libs.contracts.tenants import TenantPolicy
 from tools import catalog
 
 ROOT = Path(__file__).resolve().parents[3]

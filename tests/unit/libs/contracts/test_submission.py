@@ -7,15 +7,9 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.submission import (
-    Rejected,
-    Submission,
-    TenantPolicy,
-    foreign_queues,
-    job_id,
-    parse_cancel,
-    parse_submit,
-)
+from libs.contracts.strict import Rejected
+from libs.contracts.submission import Submission, job_id, parse_cancel, parse_submit
+from libs.contracts.tenants import TenantPolicy, foreign_queues
 
 TEAM = TenantPolicy(
     name="vision", topic="drystone.jobs.vision", namespaces=("vision", "vision-dev"), queue="org/vision"
