@@ -20,6 +20,8 @@ from libs.host.parts import Parts
 from libs.host.settings import CommonSettings, WrongSettings, read_settings
 from libs.observe import logs
 from libs.observe.health import HealthServer
+from libs.observe.metrics import histogram
+from libs.runtime.garbage import collect_rarely
 from libs.runtime.lifecycle import Health, Service
 from libs.runtime.phases import Phase, run_phases
 from libs.runtime.tasks import waits_at
@@ -29,6 +31,7 @@ log = structlog.get_logger()
 S = TypeVar("S", bound=CommonSettings)
 
 ALL_PARTS: Final = ("bus", "ledger", "kube")
+_GARBAGE_S = histogram("drystone_garbage_seconds", "One collection of cyclic garbage, in which nothing else is done.")
 #: Of `stop_s`, what is kept for closing the parts after the service has stopped.
 _CLOSE_S: Final = 5.0
 
@@ -77,6 +80,7 @@ async def _serve(name: str, settings: S, build: Callable[[S, Parts], Service], n
         ) from None
     opened = None
     fault: BaseException | None = None
+    garbage: asyncio.Task[None] | None = None
     try:
         opened = await open_parts(name, settings, needs, stop)
         if opened is None:  # asked to stop while the parts were not there yet
@@ -84,8 +88,11 @@ async def _serve(name: str, settings: S, build: Callable[[S, Parts], Service], n
         service = build(settings, opened.parts)
         state.service, state.opened_healthy = service, opened.healthy
         log.info("serving", port=server.port)
+        garbage = asyncio.create_task(collect_rarely(_GARBAGE_S.observe), name="garbage")
         fault = await _until_stopped(service, stop, settings.stop_s, state)
     finally:
+        if garbage is not None:
+            garbage.cancel()
         phases = []
         if opened is not None:
             held = opened
