@@ -36,8 +36,10 @@ from libs.kube.volumes import (
     csi_node_decoder,
     volume_decoder,
 )
+from tools.differential.objects import runtime_class, storage_classes
 from tools.differential.oracle import Extender
-from tools.differential.world import Object, World, generate, runtime_class, storage_classes
+from tools.differential.words import Object
+from tools.differential.world import World, generate
 
 TRIES: Final = 4
 PER_WORLD: Final = 40

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-Object = dict[str, Any]
+from tools.differential.objects import claim, csi_node
+from tools.differential.wishes import Wishes
+from tools.differential.words import (
+    APPS,
+    DRIVER,
+    FIRST,
+    FIRST_USE_CLASS,
+    FPGA,
+    IMMEDIATE_CLASS,
+    KEYS,
+    RACKS,
+    RUNTIME_CLASS,
+    TEAMS,
+    TIERS,
+    ZONES,
+    Object,
+)
 
-ZONES: Final = ("z1", "z2", "z3")
-RACKS: Final = ("r1", "r2", "r3", "r4")
-APPS: Final = ("a", "b", "c")
-#: Nothing that runs has it: whoever asks for it near is the first of its group.
-FIRST: Final = "d"
-TIERS: Final = ("front", "back")
 #: What a pod that asks for a node is about: one to three of these, so that each rule decides often, and all are met
 #: together as well.
 TOPICS: Final = (
@@ -33,13 +43,6 @@ TOPICS: Final = (
     "volumes",
     "gates",
 )
-TEAMS: Final = ("red", "blue")
-KEYS: Final = ("topology.kubernetes.io/zone", "rack", "kubernetes.io/hostname")
-FPGA: Final = "example.com/fpga"
-RUNTIME_CLASS: Final = "heavy"
-DRIVER: Final = "disks.example.com"
-FIRST_USE_CLASS: Final = "first-use"
-IMMEDIATE_CLASS: Final = "at-once"
 TAINTS: Final = (
     {"key": "dedicated", "value": "a", "effect": "NoSchedule"},
     {"key": "dedicated", "value": "b", "effect": "NoExecute"},
@@ -69,57 +72,6 @@ def generate(seed: int, cases: int) -> World:
     return _Maker(random.Random(seed), f"w{seed}").world(cases)
 
 
-def storage_classes() -> list[Object]:
-    """One that binds at once (nobody does here), one that waits for first use and provisions in two zones only."""
-    common = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": DRIVER}
-    zones = [{"matchLabelExpressions": [{"key": KEYS[0], "values": ["z1", "z2"]}]}]
-    return [
-        {**common, "metadata": {"name": IMMEDIATE_CLASS}, "volumeBindingMode": "Immediate"},
-        {
-            **common,
-            "metadata": {"name": FIRST_USE_CLASS},
-            "volumeBindingMode": "WaitForFirstConsumer",
-            "allowedTopologies": zones,
-        },
-    ]
-
-
-def _csi_node(name: str, count: int) -> Object:
-    driver = {"name": DRIVER, "nodeID": name, "topologyKeys": [], "allocatable": {"count": count}}
-    return {
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "CSINode",
-        "metadata": {"name": name},
-        "spec": {"drivers": [driver]},
-    }
-
-
-def _claim(
-    space: str, name: str, mode: str, kind: str, volume: str = "", annotations: dict[str, str] | None = None
-) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": space, "annotations": annotations or {}},
-        "spec": {
-            "accessModes": [mode],
-            "resources": {"requests": {"storage": "1Gi"}},
-            "storageClassName": kind,
-            **({"volumeName": volume} if volume else {}),
-        },
-    }
-
-
-def runtime_class() -> Object:
-    return {
-        "apiVersion": "node.k8s.io/v1",
-        "kind": "RuntimeClass",
-        "metadata": {"name": RUNTIME_CLASS},
-        "handler": RUNTIME_CLASS,
-        "overhead": {"podFixed": {"cpu": "250m", "memory": "64Mi"}},
-    }
-
-
 class _Maker:
     def __init__(self, rng: random.Random, name: str) -> None:
         self._rng = rng
@@ -128,6 +80,7 @@ class _Maker:
         self._ports: dict[str, set[int]] = {}
         self._names: list[str] = []
         self._spaces = [f"{name}-{n}" for n in range(3)]
+        self._wishes = Wishes(rng, self._names, self._spaces)
         self._claims = [*(f"bound-{n}" for n in range(6)), "first-use", "first-use-selected", "immediate", "missing"]
 
     def _odds(self, of: float) -> bool:
@@ -146,7 +99,7 @@ class _Maker:
             self._storage(space, made)
         for node in made.nodes:
             if self._odds(0.5):
-                made.attaching.append(_csi_node(node["metadata"]["name"], rng.choice([1, 2, 3])))
+                made.attaching.append(csi_node(node["metadata"]["name"], rng.choice([1, 2, 3])))
         for n in range(rng.choice([0, 8, 15, 25, 35])):
             pod = self._pod(f"run-{n}", asks=False)
             node = rng.choice(made.nodes)
@@ -237,11 +190,11 @@ class _Maker:
                 }
             )
             mode = "ReadWriteOncePod" if self._odds(0.25) else "ReadWriteOnce"
-            made.claims.append(_claim(space, name, mode, "", volume, {"pv.kubernetes.io/bind-completed": "yes"}))
-        made.claims.append(_claim(space, "first-use", "ReadWriteOnce", FIRST_USE_CLASS))
+            made.claims.append(claim(space, name, mode, "", volume, {"pv.kubernetes.io/bind-completed": "yes"}))
+        made.claims.append(claim(space, "first-use", "ReadWriteOnce", FIRST_USE_CLASS))
         selected = {"volume.kubernetes.io/selected-node": rng.choice(self._names)}
-        made.claims.append(_claim(space, "first-use-selected", "ReadWriteOnce", FIRST_USE_CLASS, "", selected))
-        made.claims.append(_claim(space, "immediate", "ReadWriteOnce", IMMEDIATE_CLASS))
+        made.claims.append(claim(space, "first-use-selected", "ReadWriteOnce", FIRST_USE_CLASS, "", selected))
+        made.claims.append(claim(space, "immediate", "ReadWriteOnce", IMMEDIATE_CLASS))
 
     def _node_term_of_volume(self) -> Object:
         rng = self._rng
@@ -287,12 +240,12 @@ class _Maker:
         if odds("network", 0.0):
             spec["containers"][0]["ports"] = [self._port()]
         if odds("tolerations", 0.3) or (asks and self._odds(0.3)):
-            spec["tolerations"] = [self._toleration() for _ in range(rng.randint(1, 2))]
+            spec["tolerations"] = [self._wishes.toleration() for _ in range(rng.randint(1, 2))]
         affinity: Object = {}
         if odds("node-affinity", 0.0):
-            affinity["nodeAffinity"] = self._node_affinity()
+            affinity["nodeAffinity"] = self._wishes.node_affinity()
         if odds("affinity", 0.0):
-            affinity["podAffinity"] = self._pod_affinity()
+            affinity["podAffinity"] = self._wishes.pod_affinity()
             if self._odds(0.3):
                 # The first of a group: near to its likes, of which there are none yet.
                 labels["app"] = FIRST
@@ -302,7 +255,7 @@ class _Maker:
                     for key in ("matchLabelKeys", "mismatchLabelKeys"):
                         term.pop(key, None)
         if odds("anti-affinity", 0.2):
-            affinity["podAntiAffinity"] = self._pod_affinity()
+            affinity["podAntiAffinity"] = self._wishes.pod_affinity()
         if affinity:
             spec["affinity"] = affinity
         space = rng.choice(self._spaces)
@@ -321,7 +274,7 @@ class _Maker:
                 spec["nodeSelector"] = {key: rng.choice(values)}
             if odds("spread", 0.0):
                 keys = rng.sample(KEYS, rng.choice([1, 1, 2]))
-                spec["topologySpreadConstraints"] = [self._spread(key) for key in keys]
+                spec["topologySpreadConstraints"] = [self._wishes.spread(key) for key in keys]
             if "gates" in about and self._odds(0.5):
                 spec["schedulingGates"] = [{"name": "example.com/wait"}]
         return {
@@ -424,109 +377,3 @@ class _Maker:
             reason = rng.choice(["Infeasible", "Deferred"])
             said["conditions"] = [{"type": "PodResizePending", "status": "True", "reason": reason}]
         return said
-
-    # -- rules ------------------------------------------------------------------------------------------------------
-
-    def _toleration(self) -> Object:
-        return self._rng.choice(
-            [
-                {"operator": "Exists"},
-                {"key": "dedicated", "operator": "Exists"},
-                {"key": "dedicated", "operator": "Equal", "value": "a", "effect": "NoSchedule"},
-                {"key": "dedicated", "value": "b"},
-                {"key": "level", "value": "5", "effect": "NoSchedule"},
-                {"key": "level", "value": "6"},
-                {"operator": "Exists", "effect": "NoSchedule"},
-                {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"},
-            ]
-        )
-
-    def _node_expression(self) -> Object:
-        rng = self._rng
-        key = rng.choice(["disk", "gen", "rack", KEYS[0]])
-        if key == "gen" and self._odds(0.7):
-            return {"key": key, "operator": rng.choice(["Gt", "Lt"]), "values": [rng.choice(["0", "3", "-5"])]}
-        operator = rng.choice(["In", "NotIn", "Exists", "DoesNotExist"])
-        made: Object = {"key": key, "operator": operator}
-        if operator in ("In", "NotIn"):
-            values = {"disk": ["ssd", "hdd", ""], "gen": ["1", "3"], "rack": [*RACKS], KEYS[0]: [*ZONES]}[key]
-            made["values"] = rng.sample(values, rng.randint(1, len(values)))
-        return made
-
-    def _node_term(self) -> Object:
-        term: Object = {}
-        if self._odds(0.85):
-            term["matchExpressions"] = [self._node_expression() for _ in range(self._rng.choice([1, 1, 2]))]
-        if self._odds(0.2):
-            field_ = {"key": "metadata.name", "values": [self._rng.choice(self._names)]}
-            term["matchFields"] = [{**field_, "operator": self._rng.choice(["In", "NotIn"])}]
-        return term
-
-    def _node_affinity(self) -> Object:
-        made: Object = {}
-        if self._odds(0.9):
-            terms = [self._node_term() for _ in range(self._rng.choice([1, 1, 2, 3]))]
-            made["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
-        if self._odds(0.2):
-            preference = {"matchExpressions": [self._node_expression()]}
-            made["preferredDuringSchedulingIgnoredDuringExecution"] = [{"weight": 3, "preference": preference}]
-        return made
-
-    def _selector(self) -> Object | None:
-        rng = self._rng
-        if self._odds(0.05):
-            return None
-        made: Object = {}
-        if self._odds(0.6):
-            made["matchLabels"] = {"app": rng.choice(APPS)}
-        if self._odds(0.5):
-            operator = rng.choice(["In", "NotIn", "Exists", "DoesNotExist"])
-            expression: Object = {"key": rng.choice(["app", "tier"]), "operator": operator}
-            if operator in ("In", "NotIn"):
-                values = APPS if expression["key"] == "app" else TIERS
-                expression["values"] = rng.sample(values, rng.randint(1, 2))
-            made["matchExpressions"] = [expression]
-        return made
-
-    def _pod_term(self) -> Object:
-        rng = self._rng
-        term: Object = {"topologyKey": rng.choice(KEYS)}
-        selector = self._selector()
-        if selector is not None:
-            term["labelSelector"] = selector
-            if self._odds(0.12):
-                term[rng.choice(["matchLabelKeys", "mismatchLabelKeys"])] = ["color"]
-        if self._odds(0.25):
-            term["namespaces"] = rng.sample(self._spaces, rng.randint(1, 2))
-        if self._odds(0.25):
-            term["namespaceSelector"] = rng.choice([{}, {"matchLabels": {"team": rng.choice(TEAMS)}}])
-        return term
-
-    def _pod_affinity(self) -> Object:
-        terms = [self._pod_term() for _ in range(self._rng.choice([1, 1, 2]))]
-        made: Object = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-        if self._odds(0.15):
-            made["preferredDuringSchedulingIgnoredDuringExecution"] = [
-                {"weight": 5, "podAffinityTerm": {"topologyKey": KEYS[2], "labelSelector": {}}}
-            ]
-        return made
-
-    def _spread(self, key: str) -> Object:
-        rng = self._rng
-        made: Object = {
-            "topologyKey": key,
-            "maxSkew": rng.choice([1, 1, 2, 3]),
-            "whenUnsatisfiable": "DoNotSchedule" if self._odds(0.85) else "ScheduleAnyway",
-        }
-        selector = self._selector()
-        if selector is not None:
-            made["labelSelector"] = selector
-            if self._odds(0.15):
-                made["matchLabelKeys"] = ["color"]
-        if made["whenUnsatisfiable"] == "DoNotSchedule" and self._odds(0.3):
-            made["minDomains"] = rng.choice([1, 2, 3, 5])
-        if self._odds(0.3):
-            made["nodeAffinityPolicy"] = rng.choice(["Honor", "Ignore"])
-        if self._odds(0.4):
-            made["nodeTaintsPolicy"] = rng.choice(["Honor", "Ignore"])
-        return made
