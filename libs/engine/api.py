@@ -246,6 +246,10 @@ class Engine(Protocol):
         """One slot of the typical mix, to be kept over a restart or given to another replica."""
         ...
 
+    def counted(self, slot: int = 0) -> int:
+        """How many tasks that slot has seen: whether `learned`, which costs microseconds per shape, has news."""
+        ...
+
     def recall(self, state: MixState, slot: int = 0) -> None:
         """Take over a slot of a mix that was kept, in place of what the slot has."""
         ...

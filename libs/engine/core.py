@@ -215,6 +215,10 @@ class PlacementEngine:
         """One slot of what was learned, to be kept over a restart or given to another replica."""
         return self._session.mix.state(slot)._replace(demand=self._session.precisions.state(slot))
 
+    def counted(self, slot: int = 0) -> int:
+        """How many tasks that slot has seen, in its life."""
+        return self._session.mix.counted(slot)
+
     def recall(self, state: MixState, slot: int = 0) -> None:
         """Take over a slot that was kept, in place of what the slot has."""
         self._session.mix.restore(state, slot)

@@ -181,6 +181,9 @@ class TypicalMix:
             counts = sorted(counts, key=lambda item: (-item[2], item[0], item[1]))[:CARRIED]
         return MixState(tuple(sorted(counts)), held.seen, held.until)
 
+    def counted(self, slot: int = 0) -> int:
+        return self._slots[slot].seen
+
     def restore(self, state: MixState, slot: int = 0) -> None:
         """Take over what was counted elsewhere, in place of what the slot has. Jobs that were created before the newest
         of those are not counted again."""

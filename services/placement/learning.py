@@ -68,14 +68,18 @@ class Learning:
 
     async def tell(self, *, at_once: bool = False) -> None:
         """Write what was learned since the last time; not more often than every so many seconds per partition."""
-        now, engine = self._clock.monotonic(), self._state.view.engine
+        now = self._clock.monotonic()
         news: list[tuple[int, int, Outgoing]] = []
         for partition in sorted(self._state.active):
+            if partition not in self._state.active:
+                continue  # lost while others had the loop
             if not at_once and now - self._told_at.get(partition, float("-inf")) < self._every_s:
                 continue
-            learned = engine.learned(partition)
-            if learned.seen and learned.seen != self._told.get(partition):
-                news.append((partition, learned.seen, _record(partition, learned)))
+            engine = self._state.view.engine
+            seen = engine.counted(partition)
+            if seen and seen != self._told.get(partition):
+                news.append((partition, seen, _record(partition, engine.learned(partition))))
+                await asyncio.sleep(0)  # hundreds of shapes take milliseconds per partition
         if not news:
             return
         try:
