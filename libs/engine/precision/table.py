@@ -35,7 +35,8 @@ _MOST_TFLOPS: Final = 1e7
 
 
 class GpuModel(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """`tflops` by precision; one that is not there is not supported. All but names and TFLOPS is for people."""
+    """`tflops` by precision; one that is not there is not supported. All but names and TFLOPS is for people: `checked`
+    says which figures were compared with the vendor's as given at `against`; empty: entered and not compared."""
 
     names: tuple[str, ...]
     tflops: dict[str, float]
@@ -44,6 +45,8 @@ class GpuModel(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     capability: str = ""
     form: str = ""
     source: str = ""
+    checked: str = ""
+    against: str = ""
 
     @property
     def words(self) -> str:

@@ -52,6 +52,7 @@ def test_every_entry_of_the_table_makes_sense_and_says_where_it_is_from() -> Non
         assert model.title
         assert model.memory_mib
         assert model.form in ("SXM", "PCIe")
+        assert bool(model.checked) == model.against.startswith("https://"), "what was checked says against what"
         for precision, least in (("bf16", (8, 0)), ("tf32", (8, 0)), ("fp8", (8, 9))):
             assert (precision in model.tflops) == (capability >= least), (model.title, precision)
 
