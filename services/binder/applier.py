@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ from libs.bus.positions import InHand
 from libs.contracts.events import Landed
 from libs.domain.plans import Plan
 from libs.runtime.clock import Clock
+from libs.runtime.insist import Insist
 from libs.store.port import Due, Ledger, LedgerUnavailable, Refusal, StaleGeneration
 from services.binder import decide, metrics
 from services.binder.carry import Carrier
@@ -53,13 +55,17 @@ class Applier:
         self._emitter = emitter
         self._settings = settings
         self._clock = clock
-        self._rng = rng
+        self._insist = Insist("ledger", (LedgerUnavailable,), clock, rng, base_s=0.02)
         self.pool = WritePool(carrier.window, self._serve, self._superseded)
         self._in_hand: dict[str, PlanInHand] = {}  # by claim
         self._plans = 0
         emitter.closed = self._closed
-        self.failing_since: float | None = None
         self._room = asyncio.Event()
+
+    @property
+    def failing_since(self) -> float | None:
+        """Since when no plan can be begun (monotonic seconds); None: they can."""
+        return self._insist.failing_since
 
     @property
     def tasks_in_hand(self) -> int:
@@ -157,10 +163,9 @@ class Applier:
     async def _begin_surely(self, plans: Sequence[Plan]) -> Sequence[Mapping[str, Refusal]]:
         """Nothing may be written before the ledger has said yes, so an outage is waited out: intake stands still, and
         the service turns unready."""
-        pause = 0.02
         while True:
             try:
-                answers = await self._ledger.begin(plans)
+                return await self._insist.on(partial(self._ledger.begin, plans))
             except StaleGeneration as fault:
                 # The data set changed, or its functions went. Plans of an older one are dead; where ours is the present
                 # one and not whole yet, placement decides again when it is.
@@ -168,15 +173,6 @@ class Applier:
                     continue
                 log.info("plans of another data set", fault=str(fault))
                 return [{a.claim: Refusal.GENERATION for a in plan.assignments} for plan in plans]
-            except LedgerUnavailable as fault:
-                if self.failing_since is None:
-                    self.failing_since = self._clock.monotonic()
-                    log.warning("ledger away, trying on", fault=str(fault))
-                await self._clock.sleep(pause * (0.5 + self._rng.random() / 2))
-                pause = min(pause * 2, 2.0)
-                continue
-            self.failing_since = None
-            return answers
 
     async def _reopened(self, plans: Sequence[Plan]) -> bool:
         """Open the ledger again; whether asking once more makes sense."""

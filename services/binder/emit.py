@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
@@ -23,6 +24,7 @@ from libs.bus.positions import InHand, Positions
 from libs.contracts.events import EventType, Landed, OutcomesBatch, PlanOutcome, TaskOutcome
 from libs.contracts.topics import OUTCOMES
 from libs.runtime.clock import Clock
+from libs.runtime.insist import Insist
 from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 from services.binder import metrics
 from services.binder.hand import PlanInHand, Write
@@ -45,7 +47,7 @@ class Emitter:
         self._publisher = publisher
         self._positions = positions
         self._clock = clock
-        self._rng = rng
+        self._insist = Insist("reports", (LedgerUnavailable, BusUnavailable), clock, rng)
         self.reader: GroupReader | None = None
         self._confirm: defaultdict[int, dict[str, str]] = defaultdict(dict)
         self._release: defaultdict[int, list[str]] = defaultdict(list)
@@ -56,9 +58,12 @@ class Emitter:
         self._flushing = False
         self._flushed_at = float("-inf")
         self.closed: Callable[[PlanInHand], None] = lambda _hand: None
-        self.failing_since: float | None = None
 
-    # -- Landing -----------------------------------------------------------------------------------------------------
+    @property
+    def failing_since(self) -> float | None:
+        return self._insist.failing_since
+
+    # -- landing -----------------------------------------------------------------------------------------------------
 
     def bound(self, write: Write, uid: str) -> None:
         self._confirm[write.hand.plan.generation][write.assignment.claim] = uid
@@ -129,16 +134,16 @@ class Emitter:
         letters, self._letters = self._letters, []
         for generation, claims in confirm.items():
             for some in _chunks(claims.items()):
-                await self._surely(partial(self._ledger.confirm, dict(some), generation))
+                await self._report(partial(self._ledger.confirm, dict(some), generation))
         for generation, freed in release.items():
             for batch in _chunks(freed):
-                await self._surely(partial(self._ledger.release, batch, generation))
+                await self._report(partial(self._ledger.release, batch, generation))
         for (job, generation), planned in drop.items():
             for batch in _chunks(planned):
-                await self._surely(partial(self._ledger.drop, job, batch, generation))
+                await self._report(partial(self._ledger.drop, job, batch, generation))
         records = [*outcome_records(ended), *(record for record, _ in letters)]
         if records:
-            await self._surely(partial(self._publisher.publish, records))
+            await self._insist.on(partial(self._publisher.publish, records))
         now = self._clock.monotonic()
         for hand in ended:
             metrics.PLAN_SECONDS.observe(now - hand.taken_at)
@@ -149,28 +154,13 @@ class Emitter:
             held.part_done()
         due = self._positions.due()
         if due and self.reader is not None:
-            await self._surely(partial(self.reader.done, due))
+            await self._insist.on(partial(self.reader.done, due))
 
-    async def _surely(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Every call here may be repeated with the same arguments. A data set that changed under us has forgotten our
-        claims: the watcher charges what is bound, and nothing else needs saying."""
-        pause = 0.05
-        while True:
-            try:
-                await call()
-            except StaleGeneration:
-                return
-            except (LedgerUnavailable, BusUnavailable) as fault:
-                if self.failing_since is None:
-                    self.failing_since = self._clock.monotonic()
-                    log.warning("cannot report, trying on", fault=str(fault))
-                await self._clock.sleep(pause * (0.5 + self._rng.random() / 2))
-                pause = min(pause * 2, 2.0)
-                continue
-            if self.failing_since is not None:
-                log.info("reporting again")
-                self.failing_since = None
-            return
+    async def _report(self, call: Callable[[], Awaitable[None]]) -> None:
+        """To the ledger. A data set that changed under us has forgotten our claims: the watcher charges what is bound,
+        and nothing else needs saying."""
+        with suppress(StaleGeneration):
+            await self._insist.on(call)
 
 
 def outcome_records(hands: Sequence[PlanInHand]) -> list[Outgoing]:

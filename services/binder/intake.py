@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from libs.bus.letters import dead_letter
+from libs.bus.batches import items_of
 from libs.bus.port import Bus, Incoming
 from libs.bus.positions import InHand, Positions
 from libs.contracts.events import NodeFact, PlansBatch
@@ -88,7 +88,7 @@ class Intake:
                 continue
             batch = await reader.batch(500, 0.2)
             if batch:
-                plans = self._plans(batch)
+                plans = items_of(batch, _plans, self._positions, self._emitter)
                 await self._until_known(plans)
                 await self._applier.take(plans)
 
@@ -107,24 +107,10 @@ class Intake:
         except TimeoutError:
             log.info("plans know nodes that are not known here", nodes=sorted(name for name, _ in behind)[:20])
 
-    def _plans(self, batch: Sequence[Incoming]) -> list[tuple[Plan, InHand | None]]:
-        plans: list[tuple[Plan, InHand | None]] = []
-        for record in batch:
-            try:
-                if record.fault or record.value is None:
-                    raise ValueError(record.fault or "no content")
-                items = _plans_decoder.decode(record.value).items
-            except (msgspec.MsgspecError, ValueError) as error:
-                held = self._positions.read(record)
-                self._emitter.letter(dead_letter(record, str(error)), held)
-                log.warning("plans cannot be read", partition=record.partition, offset=record.offset, why=str(error))
-                continue
-            held = self._positions.read(record, parts=len(items))
-            plans.extend((plan, held) for plan in items)
-            if not items:
-                self._emitter.read_finished()
-        return plans
-
     def _rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
         log.info("partitions", gained=sorted(p for _, p in gained), lost=sorted(p for _, p in lost))
         self._positions.forget(lost)
+
+
+def _plans(value: bytes) -> Sequence[Plan]:
+    return _plans_decoder.decode(value).items

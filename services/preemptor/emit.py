@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -15,8 +15,8 @@ from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher
 from libs.bus.positions import InHand, Positions
 from libs.contracts.events import EventType, EvictionOutcome, OutcomesBatch
 from libs.contracts.topics import OUTCOMES
-from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.runtime.insist import Insist
 from services.preemptor import metrics
 
 log = structlog.get_logger()
@@ -27,14 +27,17 @@ class Emitter:
         self._publisher = publisher
         self._positions = positions
         self._clock = clock
-        self._rng = rng
+        self._insist = Insist("reports", (BusUnavailable,), clock, rng)
         self.reader: GroupReader | None = None
         self._outcomes: list[EvictionOutcome] = []
         self._letters: list[Outgoing] = []
         self._held: list[InHand] = []
         self._news = asyncio.Event()
         self._flushing = False
-        self.failing_since: float | None = None
+
+    @property
+    def failing_since(self) -> float | None:
+        return self._insist.failing_since
 
     def ended(self, outcome: EvictionOutcome, records: Sequence[InHand]) -> None:
         self._outcomes.append(outcome)
@@ -71,28 +74,12 @@ class Emitter:
         held, self._held = self._held, []
         records = [*outcome_records(outcomes), *letters]
         if records:
-            await self._surely(partial(self._publisher.publish, records))
+            await self._insist.on(partial(self._publisher.publish, records))
         for each in held:
             each.part_done()
         due = self._positions.due()
         if due and self.reader is not None:
-            await self._surely(partial(self.reader.done, due))
-
-    async def _surely(self, call: Callable[[], Awaitable[None]]) -> None:
-        backoff = Backoff(0.05, 2.0, self._rng)
-        while True:
-            try:
-                await call()
-            except BusUnavailable as fault:
-                if self.failing_since is None:
-                    self.failing_since = self._clock.monotonic()
-                    log.warning("cannot report, trying on", fault=str(fault))
-                await self._clock.sleep(backoff.next())
-                continue
-            if self.failing_since is not None:
-                log.info("reporting again")
-                self.failing_since = None
-            return
+            await self._insist.on(partial(self.reader.done, due))
 
 
 def outcome_records(outcomes: Sequence[EvictionOutcome]) -> list[Outgoing]:

@@ -24,6 +24,7 @@ from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Answer, Kube
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.runtime.insist import Insist
 from libs.store.port import Ledger, LedgerUnavailable, Refusal, StaleGeneration
 from services.preemptor import decide, metrics
 from services.preemptor.budgets import Budgets
@@ -58,6 +59,7 @@ class Evictor:
         self._settings = settings
         self._clock = clock
         self._rng = rng
+        self._insist = Insist("ledger", (LedgerUnavailable,), clock, rng)
         self._slots = asyncio.Semaphore(settings.calls_at_once)
         self._notices = Notices(kube, self._call, self._read, settings, clock)
 
@@ -327,13 +329,7 @@ class Evictor:
     async def _ledgered(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Ledger calls are idempotent: an outage is waited out. None where the data set changed: nothing of the plan is
         left in it."""
-        backoff = Backoff(0.05, 2.0, self._rng)
-        while True:
-            try:
-                return await call()
-            except StaleGeneration:
-                return None
-            except LedgerUnavailable as fault:
-                if not backoff.tries:
-                    log.warning("ledger away, trying on", fault=str(fault))
-                await self._clock.sleep(backoff.next())
+        try:
+            return await self._insist.on(call)
+        except StaleGeneration:
+            return None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from libs.bus.letters import dead_letter
+from libs.bus.batches import items_of
 from libs.bus.port import Bus, Incoming
 from libs.bus.positions import InHand, Positions
 from libs.contracts.events import EvictionsBatch, PdbFact
@@ -98,7 +98,8 @@ class Intake:
                 self._room.clear()
                 await self._wait(self._room, 0.2)
                 continue
-            for plan, record in self._plans(await reader.batch(100, 0.2)):
+            batch = await reader.batch(100, 0.2)
+            for plan, record in items_of(batch, _plans, self._positions, self._emitter):
                 if plan.id in self._in_hand:
                     self._in_hand[plan.id].append(record)
                     continue
@@ -128,23 +129,10 @@ class Intake:
         except TimeoutError:
             return
 
-    def _plans(self, batch: Sequence[Incoming]) -> list[tuple[EvictionPlan, InHand]]:
-        plans: list[tuple[EvictionPlan, InHand]] = []
-        for record in batch:
-            try:
-                if record.fault or record.value is None:
-                    raise ValueError(record.fault or "no content")
-                items = _plans_decoder.decode(record.value).items
-            except (msgspec.MsgspecError, ValueError) as error:
-                log.warning("cannot be read", partition=record.partition, offset=record.offset, why=str(error))
-                self._emitter.letter(dead_letter(record, str(error)), self._positions.read(record))
-                continue
-            held = self._positions.read(record, parts=len(items))
-            plans.extend((plan, held) for plan in items)
-            if not items:
-                self._emitter.read_finished()
-        return plans
-
     def _rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
         log.info("partitions", gained=sorted(p for _, p in gained), lost=sorted(p for _, p in lost))
         self._positions.forget(lost)
+
+
+def _plans(value: bytes) -> Sequence[EvictionPlan]:
+    return _plans_decoder.decode(value).items
