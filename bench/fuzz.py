@@ -30,6 +30,7 @@ from libs.contracts.events import DeadLetter, JobStatus
 from libs.contracts.topics import DEAD_LETTERS, JOBS, STATUS
 from libs.domain.jobs import Phase
 from libs.host.laws import violations
+from libs.store.pages import all_holders
 from libs.store.redis import RedisLedger
 from tools.fleet import Fleet
 from tools.load import Load
@@ -316,7 +317,7 @@ async def lag(info: StackInfo) -> int:
 async def _left(ledger: RedisLedger, limit_s: float = 30.0) -> list[str]:
     until = time.monotonic() + limit_s
     while True:
-        left = [f"{h.state} {h.id} on {h.node}" async for h in ledger.all_holders()]
+        left = [f"{h.state} {h.id} on {h.node}" for h in await all_holders(ledger)]
         if not left or time.monotonic() > until:
             return left[:10]
         await asyncio.sleep(0.25)

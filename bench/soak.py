@@ -24,6 +24,7 @@ from bench.steady import Steady
 from bench.steady_jobs import SteadyJobs
 from bench.usage import Series, cpu, ledger, memory
 from libs.host.laws import violations
+from libs.store.pages import all_holders
 from libs.store.redis import RedisLedger
 from tools.load import Load
 
@@ -140,7 +141,7 @@ async def _left(ground: Ground, load: Load) -> dict[str, Any]:
     try:
         holders: list[str] = []
         for _ in range(60):
-            holders = [f"{h.state} {h.id}" async for h in held.all_holders()]
+            holders = [f"{h.state} {h.id}" for h in await all_holders(held)]
             if not holders:
                 break
             await asyncio.sleep(0.5)

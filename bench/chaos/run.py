@@ -31,6 +31,7 @@ from libs.kube import trainingjobs
 from libs.kube.grouping import job_key
 from libs.kube.identity import from_kubeconfig
 from libs.kube.writes import list_all
+from libs.store.pages import all_holders
 from libs.store.port import LedgerUnavailable, StaleGeneration
 from libs.store.redis import RedisLedger
 from tools.fleet import Fleet, tail
@@ -268,7 +269,7 @@ async def _stories(
 ) -> list[str]:
     jobs = [p.job for p in problems if p.job and p.job not in but]
     with contextlib.suppress(LedgerUnavailable):
-        holders = [h async for h in ledger.all_holders()]
+        holders = await all_holders(ledger)
         return await stories(
             list(dict.fromkeys(jobs))[:STORIES],
             journal=kubelets.journal,
@@ -335,6 +336,6 @@ async def _not_ready(fleet: Fleet) -> list[Problem]:
 
 async def _held(ledger: RedisLedger) -> list[Problem]:
     try:
-        return [Problem(f"leaked: {h.state} {h.id} on {h.node}", h.job) async for h in ledger.all_holders()]
+        return [Problem(f"leaked: {h.state} {h.id} on {h.node}", h.job) for h in await all_holders(ledger)]
     except LedgerUnavailable as error:
         return [Problem(f"leaked: {error}")]

@@ -19,6 +19,7 @@ from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
 from libs.kube.writes import NODES, list_all, pods_path
+from libs.store.pages import all_holders, all_use
 from libs.store.port import Holder, Ledger
 
 SETTLE_S = 2.0
@@ -162,23 +163,7 @@ async def look(kube: Kube, ledger: Ledger) -> Seen:
     """One read of both sides, pages and all."""
     nodes = {n.name: n for n in map(parse_node, (await list_all(kube, NODES)).items)}
     pods = [parse_pod(raw) for raw in (await list_all(kube, pods_path())).items]
-    holders: list[Holder] = []
-    cursor = ""
-    while True:
-        cursor, page = await ledger.holders(cursor)
-        holders.extend(page)
-        if not cursor:
-            break
-    node_use: dict[str, NodeUse] = {}
-    queue_use: dict[str, QueueUse] = {}
-    while True:
-        dump = await ledger.dump(cursor)
-        node_use.update((u.node, u) for u in dump.nodes)
-        queue_use.update((u.path, u) for u in dump.queues)
-        cursor = dump.cursor
-        if not cursor:
-            break
-    return Seen(nodes, pods, holders, node_use, queue_use)
+    return Seen(nodes, pods, await all_holders(ledger), *await all_use(ledger))
 
 
 async def violations(kube: Kube, ledger: Ledger, *, settle_s: float = SETTLE_S) -> list[Violation]:

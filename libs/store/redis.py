@@ -3,7 +3,7 @@ is guaranteed of connections and calls in `libs.store.server`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -310,15 +310,6 @@ class RedisLedger:
             return f"{kind}|{scan}", _holders(page)
         kind = {"c": "e", "e": "t", "t": ""}[kind]
         return (f"{kind}|0" if kind else ""), _holders(page)
-
-    async def all_holders(self) -> AsyncIterator[Holder]:
-        cursor = ""
-        while True:
-            cursor, page = await self.holders(cursor)
-            for holder in page:
-                yield holder
-            if not cursor:
-                return
 
 
 def _models(gpus: Sequence[Gpu]) -> str | list[str]:

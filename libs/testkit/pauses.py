@@ -223,8 +223,6 @@ class _PausedLedger:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._ledger, name)
-        if name == "all_holders":
-            return method
 
         async def call(*args: Any, **named: Any) -> Any:
             act, about = f"ledger {name}", repr(args)

@@ -29,6 +29,7 @@ from libs.contracts.events import (
 from libs.domain.jobs import partition_of
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.store.pages import dump_pages
 from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 from services.placement import measures
 from services.placement.decide import Next, judge_outcome
@@ -298,14 +299,12 @@ class Intake:
 
     async def _dump(self, ledger: Ledger, cause: str) -> str:
         measures.VIEW_RELOADS.labels(cause).inc()
-        first = page = await ledger.dump()
-        while True:
+        position = ""
+        async for page in dump_pages(ledger):
+            position = page.position
             self._state.view.use(page.nodes, page.queues)
-            if not page.cursor:
-                break
-            page = await ledger.dump(page.cursor)
         self._state.wake.set()
-        return first.position
+        return position
 
 
 def _count(outcome: PlanOutcome) -> dict[Landed, int]:

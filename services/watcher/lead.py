@@ -23,6 +23,7 @@ from libs.kube.reflector import Reflector
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import never_ends
+from libs.store.pages import dump_pages
 from libs.store.port import Ledger, LedgerUnavailable
 from services.watcher import metrics
 from services.watcher.decide import Picture
@@ -176,13 +177,9 @@ class Leadership:
 
     async def _nodes_not_listed(self) -> None:
         """Nodes that the ledger knows and the list did not show."""
-        cursor, absent = "", []
-        while True:
-            page = await self._ledger.dump(cursor)
+        absent: list[str] = []
+        async for page in dump_pages(self._ledger):
             absent += [u.node for u in page.nodes if not u.gone and u.node not in self.picture.nodes]
-            cursor = page.cursor
-            if not cursor:
-                break
         for names in chunks(absent):
             await self._ledger.nodes_gone(names, self._term)
 

@@ -40,6 +40,7 @@ from libs.kube.grouping import job_of
 from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView, parse_pod
 from libs.store.embedded import embedded_ledger
+from libs.store.pages import all_holders
 from libs.store.port import TaskSeen
 from services.binder.app import Binder
 from services.binder.settings import BinderSettings
@@ -150,7 +151,7 @@ class Scene:
 
     async def earmarks(self, job: str = "") -> int:
         """Of one job, or of all."""
-        holders = [h async for h in self.ledger.all_holders()]
+        holders = await all_holders(self.ledger)
         return sum(h.state == "earmark" and job in ("", h.job) for h in holders)
 
     def bound(self) -> dict[str, str]:

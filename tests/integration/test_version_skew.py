@@ -21,6 +21,7 @@ from libs.domain.nodes import Gpu, Node
 from libs.domain.plans import Assignment, Plan
 from libs.domain.resources import Charge, GpuGrant
 from libs.store import library as shipped
+from libs.store.pages import all_holders
 from libs.store.port import LedgerMisconfigured, LedgerState, Refusal, StaleGeneration, TaskSeen
 from libs.store.redis import RedisLedger
 from tests.integration.test_ledger_redis import Server
@@ -136,9 +137,9 @@ async def test_what_one_release_claims_the_other_carries_on_to_the_end(both: tup
     await new.confirm({"a.0": "task-a"}, state.generation)
     seen = TaskSeen("task-a", "5", "n1", plan("a", range(4), state, epoch).assignments[0].charge, "team", claim="a.0")
     assert list(await old.tasks_seen([seen], 1)) == []
-    assert [(h.state, h.task or h.id) async for h in new.all_holders()] == [("bound", "task-a")]
+    assert [(h.state, h.task or h.id) for h in await all_holders(new)] == [("bound", "task-a")]
     await old.tasks_gone(["task-a"], 1)
-    assert [h async for h in new.all_holders()] == []
+    assert await all_holders(new) == []
     (late,) = await new.commit([plan("a", range(4), state, taken.epoch)])
     assert set(late.refused.values()) == {Refusal.TOMBSTONE}
 
@@ -151,7 +152,7 @@ async def test_no_device_is_given_twice_by_two_releases_at_once(both: tuple[Redi
     answers = await asyncio.gather(*((old, new)[n % 2].commit([one]) for n, one in enumerate(plans)))
     taken = [a.taken for (a,) in answers if a.taken]
     assert len(taken) == 8
-    held = [grant.index async for h in old.all_holders() for grant in h.charge.gpus]
+    held = [grant.index for h in await all_holders(old) for grant in h.charge.gpus]
     assert sorted(held) == list(range(8))
     uses = {u.node: u for u in (await new.dump()).nodes}
     assert uses["n1"] == {u.node: u for u in (await old.dump()).nodes}["n1"]

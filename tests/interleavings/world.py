@@ -29,6 +29,7 @@ from libs.kube.sim.control import Controllers
 from libs.kube.sim.kubelet import SimulatedKubelets
 from libs.runtime.tasks import ended
 from libs.store.embedded import embedded_ledger
+from libs.store.pages import all_holders, all_use
 from libs.store.port import Holder
 from libs.testkit.pauses import PausedBus, Pauses
 from libs.testkit.pauses_time import PROCESS, LeapingLoop, LoopClock
@@ -361,19 +362,10 @@ class World:
 
     async def holders(self) -> list[Holder]:
         await self.ledger.state()
-        return [h async for h in self.ledger.all_holders()]
+        return await all_holders(self.ledger)
 
     async def use(self) -> tuple[dict[str, NodeUse], dict[str, QueueUse]]:
-        nodes: dict[str, NodeUse] = {}
-        queues: dict[str, QueueUse] = {}
-        cursor = ""
-        while True:
-            page = await self.ledger.dump(cursor)
-            nodes |= {n.node: n for n in page.nodes}
-            queues |= {q.path: q for q in page.queues}
-            cursor = page.cursor
-            if not cursor:
-                return nodes, queues
+        return await all_use(self.ledger)
 
     async def nothing_left(self, within_s: float = 90.0) -> None:
         """After all jobs and pods are gone the ledger holds nothing, and nothing of it ever times out by itself."""

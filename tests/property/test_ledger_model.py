@@ -25,6 +25,7 @@ from libs.domain.queues import Queue, ancestors
 from libs.domain.resources import Charge, GpuGrant
 from libs.domain.usage import NodeUse, QueueUse
 from libs.store.embedded import embedded_ledger
+from libs.store.pages import all_holders, all_use
 from libs.store.port import Holder, TaskSeen
 from libs.store.redis import RedisLedger
 
@@ -140,18 +141,10 @@ class Books(RuleBasedStateMachine):
         assert (again.planned, again.writing, again.evictions) == ((), (), ())
 
     async def held(self) -> list[Holder]:
-        return [h async for h in self.ledger.all_holders()]
+        return await all_holders(self.ledger)
 
     async def uses(self) -> tuple[dict[str, NodeUse], dict[str, QueueUse]]:
-        nodes: dict[str, NodeUse] = {}
-        queues: dict[str, QueueUse] = {}
-        cursor = ""
-        while True:
-            page = await self.ledger.dump(cursor)
-            nodes |= {n.node: n for n in page.nodes}
-            queues |= {q.path: q for q in page.queues}
-            if not (cursor := page.cursor):
-                return nodes, queues
+        return await all_use(self.ledger)
 
     def plan(self, work: list[tuple[str, Charge]], queue: str, gang: bool, job: str = "") -> Plan:
         self.n += 1

@@ -22,6 +22,7 @@ from libs.contracts.events import PlansBatch, TasksBatch
 from libs.contracts.topics import JOBS, PLANS, TASKS
 from libs.domain import keys
 from libs.kube import trainingjobs, writes
+from libs.store.pages import all_use
 from tests.e2e.world import Heard, Pods, World, bound
 from tests.scenarios.replicas import ONCE, SESSION_S, SLOW_PASS_S, TWICE, Replicas, serving
 from tools.fleet import Fleet
@@ -242,14 +243,8 @@ async def test_a_node_whose_deletion_was_lost_is_gone_after_the_relist(world: Wo
 async def _until_gone(world: World, node: str) -> None:
     deadline = time.monotonic() + SLOW_PASS_S
     while True:
-        cursor, there = "", False
-        while True:
-            page = await world.ledger.dump(cursor)
-            there |= any(use.node == node and not use.gone for use in page.nodes)
-            cursor = page.cursor
-            if not cursor:
-                break
-        if not there:
+        nodes, _ = await all_use(world.ledger)
+        if node not in nodes or nodes[node].gone:
             return
         assert time.monotonic() < deadline, "the ledger still has the node"
         await asyncio.sleep(0.05)

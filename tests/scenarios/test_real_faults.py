@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from libs.domain import keys
+from libs.store.pages import all_use
 from tests.e2e.world import LABEL, World, bound
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
@@ -63,13 +64,8 @@ async def test_a_bind_that_fails_because_the_pod_is_gone_leaves_nothing_behind(w
         await world.planned()
         await world.delete("train")
     await world.until_held(lambda held: not held)
-    cursor, used = "", []
-    while True:
-        page = await world.ledger.dump(cursor)
-        used += [u for u in page.nodes if u.node in world.node_names]
-        cursor = page.cursor
-        if not cursor:
-            break
+    nodes, _ = await all_use(world.ledger)
+    used = [use for name, use in nodes.items() if name in world.node_names]
     assert [(u.cpu, u.mem, u.pods) for u in used] == [(0, 0, 0)]
     # And its room is there for the next one.
     await world.create(world.pod("next", gpus=8))

@@ -15,6 +15,7 @@ from libs.domain.queues import Queue
 from libs.domain.resources import Charge, GpuGrant
 from libs.domain.usage import NodeUse, QueueUse
 from libs.store.embedded import embedded_ledger
+from libs.store.pages import all_holders, all_use
 from libs.store.port import Holder, Refusal, StaleGeneration, TaskSeen
 from libs.store.redis import RedisLedger
 from libs.store.server import StaleTerm
@@ -70,19 +71,10 @@ class Scene:
         )
 
     async def holders(self) -> list[Holder]:
-        return [h async for h in self.ledger.all_holders()]
+        return await all_holders(self.ledger)
 
     async def use(self) -> tuple[dict[str, NodeUse], dict[str, QueueUse]]:
-        nodes: dict[str, NodeUse] = {}
-        queues: dict[str, QueueUse] = {}
-        cursor = ""
-        while True:
-            page = await self.ledger.dump(cursor)
-            nodes |= {n.node: n for n in page.nodes}
-            queues |= {q.path: q for q in page.queues}
-            cursor = page.cursor
-            if not cursor:
-                return nodes, queues
+        return await all_use(self.ledger)
 
 
 @pytest.fixture
