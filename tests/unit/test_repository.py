@@ -1,6 +1,7 @@
 """What the repository says about itself: its commands exist, its files agree with each other and with the code."""
 
 import ast
+import itertools
 import json
 import re
 import shlex
@@ -16,8 +17,9 @@ import typer
 import yaml
 
 from cli.main import SERVICES, app
-from libs.contracts import topics
+from libs.contracts import access, topics
 from libs.domain import keys
+from tools.catalog import EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -251,6 +253,44 @@ def test_the_topic_table_is_consistent() -> None:
     for topic in topics.ALL:
         assert topic.config(3)["min.insync.replicas"] == "2"
         assert topic.config(1)["min.insync.replicas"] == "1"
+
+
+def rows_of(name: str, heading: str) -> list[list[str]]:
+    """Cells of the first table under a heading of a document, without its head."""
+    lines = text_of(name).split(f"## {heading}\n", 1)[1].splitlines()
+    table = itertools.takewhile(
+        lambda line: line.startswith("|"), itertools.dropwhile(lambda line: not line.startswith("|"), lines)
+    )
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table][2:]
+
+
+def test_the_events_page_lists_every_topic_as_it_is() -> None:
+    def services(which: str, topic: topics.Topic) -> str:
+        return (
+            ", ".join(name for name, may in access.SERVICES.items() if topic in getattr(may, which)) or "other systems"
+        )
+
+    listed = rows_of("docs/events.md", "All topics")
+    assert listed == [
+        [
+            f"`{topic.name}`",
+            str(topic.partitions),
+            "the last of each key" if topic.compacted else f"{topic.retention_ms // (24 * topics.HOUR_MS)} days",
+            *{event.key for event in EVENTS if event.topic is topic},
+            services("writes", topic),
+            services("reads", topic),
+        ]
+        for topic in topics.ALL
+    ]
+
+
+def test_the_architecture_page_says_what_each_service_reads_and_writes() -> None:
+    listed = {row[0]: row[1:3] for row in rows_of("docs/architecture.md", "The flow")}
+    assert listed.keys() == access.SERVICES.keys()
+    for service, cells in listed.items():
+        said = [{f"drystone.{name}" for name in re.findall(r"`(?:drystone)?\.([a-z-]+)`", cell)} for cell in cells]
+        may = access.SERVICES[service]
+        assert said == [{t.name for t in may.reads}, {t.name for t in may.writes}], service
 
 
 def test_documents_name_only_topics_of_the_table() -> None:
