@@ -1,0 +1,59 @@
+"""Where thousands stand in line is looked at in steps, and told to everybody all the while."""
+
+from __future__ import annotations
+
+from libs.domain.queues import Queue
+from libs.testkit.builders import node
+from tests.component.virtual_placement import EPOCH, World, world
+
+
+async def waiting(w: World, count: int) -> None:
+    """A queue in which everybody waits, no two alike."""
+    w.queues(Queue("a"))
+    w.runs = lambda _key: 1e9
+    w.enter(w.job("large", 5, queue="b"))
+    await w.cycle.once()
+    for number in range(count):
+        w.enter(w.job(f"a{number:04}", 8, queue="a", cpu=100 + number, at=number / 1000))
+    await w.play(count / 150)
+    assert len(w.state.waiting) == count
+
+
+async def test_who_came_since_the_last_look_is_told_its_place_and_so_are_all_others() -> None:
+    async with world(node("n1", gpus=8), placement_reserve_s=0) as w:
+        await waiting(w, 300)
+        now, wall = w.clock.now, EPOCH + w.clock.now
+        steps = sum(1 for _ in w.explainer.look(now, wall))
+        assert steps >= 300 / 64, "others have the loop in between"
+        assert not w.explainer.stale(now)
+
+        third = w.explainer.turn_of(w.state.pending.jobs["pod/a/a0002"], now, wall)
+        assert third is not None and (third.position, third.waiting, third.overall) == (3, 300, 3)
+        assert third.behind == ("pod/a/a0001", "pod/a/a0000") and third.why == "older"
+
+        ahead = w.job("ahead", 8, queue="a", cpu=5, priority=7, at=w.clock.now)
+        last = w.job("last", 8, queue="a", cpu=6, at=w.clock.now)
+        for job in (ahead, last):
+            w.enter(job)
+        await w.play(w.clock.now + 0.1)
+        first = w.explainer.turn_of(ahead, now, wall)
+        assert first is not None and (first.position, first.behind) == (1, ())
+        end = w.explainer.turn_of(last, now, wall)
+        assert end is not None and end.behind[0] == "pod/a/a0299" and end.position == end.waiting == 300
+        behind_it = w.explainer.turn_of(w.state.pending.jobs["pod/a/a0000"], now, wall)
+        assert behind_it is not None and behind_it.position == 1, "as it was when all were looked at"
+
+        for _ in w.explainer.look(now, wall):
+            pass
+        behind_it = w.explainer.turn_of(w.state.pending.jobs["pod/a/a0000"], now, wall)
+        assert behind_it is not None and (behind_it.position, behind_it.behind) == (2, ("pod/a/ahead",))
+        assert behind_it.why == "higher priority"
+
+
+async def test_who_waits_no_more_has_no_place() -> None:
+    async with world(node("n1", gpus=8), placement_reserve_s=0) as w:
+        await waiting(w, 5)
+        job = w.state.pending.jobs["pod/a/a0003"]
+        assert w.explainer.turn_of(job, w.clock.now, EPOCH) is not None
+        w.state.forget(job.head.key)
+        assert w.explainer.turn_of(job, w.clock.now, EPOCH) is None
