@@ -49,8 +49,9 @@ class Rate:
         return 0.0 if left >= 1.0 - 1e-9 else (1.0 - left) / self._per_s
 
     def take(self, now: float) -> None:
+        """One goes, whether or not it had to wait for this rate."""
         left = min(self._most, self._left + max(0.0, now - self._at) * self._per_s)
-        self._left, self._at = left - 1.0, now
+        self._left, self._at = max(0.0, left - 1.0), now
 
 
 class Pace:
@@ -61,18 +62,17 @@ class Pace:
         self._figures = Rate(min(figures_per_s, per_s), 1.0)
 
     def wait(self, haste: Haste, now: float, busy: bool) -> float:
-        return max(rate.wait(now) for rate in self._rates(haste, busy))
-
-    def take(self, haste: Haste, now: float, busy: bool) -> None:
-        for rate in self._rates(haste, busy):
-            rate.take(now)
-
-    def _rates(self, haste: Haste, busy: bool) -> tuple[Rate, ...]:
-        if haste is Haste.STARTED:
-            return (self._all,)
+        wait = self._all.wait(now)
         if haste is Haste.FIGURES:
-            return self._all, self._figures
-        return (self._all, self._busy) if busy else (self._all,)
+            return max(wait, self._figures.wait(now))
+        return max(wait, self._busy.wait(now)) if busy and haste is not Haste.STARTED else wait
+
+    def take(self, haste: Haste, now: float) -> None:
+        self._all.take(now)
+        if haste is Haste.FIGURES:
+            self._figures.take(now)
+        elif haste is not Haste.STARTED:
+            self._busy.take(now)  # where many go, none are left to go at once when something is placed
 
 
 V = TypeVar("V", bound=Letter)

@@ -280,7 +280,7 @@ class Teller:
                 busy = now - self._state.claimed_at < _BUSY_S
                 wait = None if haste is None else pace.wait(haste, now, busy)
                 if haste is not None and not wait:
-                    pace.take(haste, now, busy)
+                    pace.take(haste, now)
                     return outbox.pop(haste)
                 try:
                     async with asyncio.timeout(wait):

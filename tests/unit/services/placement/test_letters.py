@@ -68,7 +68,7 @@ def seconds_for(count: int, haste: Haste, *, busy: bool) -> float:
     for _ in range(count):
         now += pace.wait(haste, now, busy)
         assert pace.wait(haste, now, busy) == 0.0
-        pace.take(haste, now, busy)
+        pace.take(haste, now)
     return now
 
 
@@ -76,6 +76,17 @@ def test_words_about_who_waits_are_few_while_others_are_placed_and_many_otherwis
     assert 4.9 < seconds_for(1000, Haste.FIRST, busy=False) < 5.0
     assert 37.0 < seconds_for(1000, Haste.FIRST, busy=True) < 39.0
     assert seconds_for(int(BURST), Haste.NEVER, busy=True) < 0.25, "a few are told at once"
+
+
+def test_where_thousands_are_being_told_it_slows_down_with_the_first_that_is_placed() -> None:
+    pace, now = Pace(per_s=200.0, busy_per_s=25.0, figures_per_s=20.0), 0.0
+    for _ in range(200):
+        now += pace.wait(Haste.FIRST, now, False)
+        pace.take(Haste.FIRST, now)
+    for _ in range(25):
+        now += pace.wait(Haste.FIRST, now, True)
+        pace.take(Haste.FIRST, now)
+    assert now > 1.5, "and the next fifty do not go at once"
 
 
 def test_what_started_is_told_at_full_pace_whatever_waits_and_figures_are_always_few() -> None:
