@@ -7,6 +7,7 @@ The API server by the caller's own kubeconfig; Kafka and Redis by the same DRYST
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -42,6 +43,8 @@ def settings() -> CommonSettings:
 def kafka(bootstrap: str, *, check_topics: bool = True) -> KafkaSettings:
     """`bootstrap` stands before the variable of the same name."""
     found = kafka_settings("cli", settings())
+    # What goes wrong is told in one sentence; the client's own words before it would only be in the way.
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     return replace(found, bootstrap=bootstrap, source="drystone/cli", check_topics=check_topics)
 
 

@@ -164,7 +164,9 @@ def _read(file: Path) -> dict[str, Any]:
     """One job in YAML; JSON is YAML too."""
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise CommandError(f"{file} cannot be read: {error}") from None
     if len(text) > MOST_BYTES:
         raise CommandError(f"{file} has more than {MOST_BYTES} bytes")

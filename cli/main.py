@@ -27,6 +27,7 @@ app.add_typer(simulate_app, name="simulate")
 
 SERVICES = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
 
+Count = Annotated[int, typer.Option(min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; else $KUBECONFIG, else ~/.kube/config.")]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace; else the kubeconfig's.")]
@@ -37,8 +38,8 @@ DEFAULT_STACK = Path("var/stack")
 
 @app.command()
 def run(
-    seconds: Annotated[float, typer.Option(help="About how long the replay takes.")] = 45.0,
-    tasks: Annotated[int, typer.Option(help="How many tasks of the slice; 0 means all.")] = 0,
+    seconds: Annotated[float, typer.Option(help="About how long the replay takes.", min=1)] = 45.0,
+    tasks: Annotated[int, typer.Option(help="How many tasks of the slice; 0 means all.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """Every service in one process, on a simulated cluster, fed with real tasks. Needs no servers."""
@@ -59,7 +60,7 @@ def service(name: Annotated[str, typer.Argument(help=" | ".join(SERVICES))]) -> 
 def topics(
     bootstrap: Annotated[str, typer.Option(envvar="DRYSTONE_KAFKA_BOOTSTRAP", help="Kafka bootstrap servers.")],
     create: Annotated[bool, typer.Option("--create", help="Create what is missing.")] = False,
-    replicas: Annotated[int, typer.Option(help="Replication factor of created topics.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Replication factor of created topics.", min=1)] = 1,
     allow: Annotated[str | None, typer.Option(help="Add access rules for the accounts PREFIX + service.")] = None,
 ) -> None:
     """Check Drystone's topics, or create them; drift (partitions, compaction, retention) is an error."""
@@ -182,10 +183,10 @@ def stack_status(directory: StackDir = DEFAULT_STACK) -> None:
 
 @bench_app.command("pipeline")
 def bench_pipeline(
-    nodes: int = 1000,
-    pods: int = 2000,
+    nodes: Count = 1000,
+    pods: Count = 2000,
     against: Annotated[str, typer.Option(help="kube-scheduler, or empty for ours alone.")] = "",
-    runs: int = 3,
+    runs: Count = 3,
     as_json: Json = False,
 ) -> None:
     """One-GPU pods through five processes on real parts, interleaved with kube-scheduler."""
@@ -195,7 +196,7 @@ def bench_pipeline(
 
 
 @bench_app.command("engine")
-def bench_engine(runs: int = 3, as_json: Json = False) -> None:
+def bench_engine(runs: Count = 3, as_json: Json = False) -> None:
     """The engine alone: the openb default list, single pods and gangs on up to 20,000 nodes, memory."""
     from cli.bench import engine
 
@@ -203,7 +204,7 @@ def bench_engine(runs: int = 3, as_json: Json = False) -> None:
 
 
 @bench_app.command("jobs")
-def bench_jobs(trials: int = 300, nodes: int = 100, as_json: Json = False) -> None:
+def bench_jobs(trials: Count = 300, nodes: Count = 100, as_json: Json = False) -> None:
     """A 10-task job event on Kafka, from the broker's acknowledgement to the tenth task bound."""
     from cli.bench import jobs
 
@@ -211,7 +212,7 @@ def bench_jobs(trials: int = 300, nodes: int = 100, as_json: Json = False) -> No
 
 
 @bench_app.command("gang")
-def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json = False) -> None:
+def bench_gang(size: Count = 512, nodes: Count = 500, runs: Count = 3, as_json: Json = False) -> None:
     """A gang of one-GPU pods, from the first create to all bound; and a hopeless job, to its Never."""
     from cli.bench import gang
 
@@ -220,12 +221,14 @@ def bench_gang(size: int = 512, nodes: int = 500, runs: int = 3, as_json: Json =
 
 @bench_app.command("hopeless")
 def bench_hopeless(
-    nodes: int = 60,
-    hopeless: Annotated[int, typer.Option(help="Pods of another tenant that fit nowhere, no two alike.")] = 5000,
-    pods: int = 300,
-    rate: Annotated[float, typer.Option(help="Of the measured pods, per second.")] = 40.0,
-    runs: int = 5,
-    settle: Annotated[float, typer.Option(help="Seconds from the last hopeless pod to the first measured one.")] = 2.0,
+    nodes: Count = 60,
+    hopeless: Annotated[int, typer.Option(help="Pods of another tenant that fit nowhere, no two alike.", min=0)] = 5000,
+    pods: Count = 300,
+    rate: Annotated[float, typer.Option(help="Of the measured pods, per second.", min=0.1)] = 40.0,
+    runs: Count = 5,
+    settle: Annotated[
+        float, typer.Option(help="Seconds from the last hopeless pod to the first measured one.", min=0)
+    ] = 2.0,
     as_json: Json = False,
 ) -> None:
     """One tenant's hopeless pods beside another's that fit: what the latter wait for. Exit 1 over a limit."""
@@ -236,11 +239,11 @@ def bench_hopeless(
 
 @bench_app.command("reclaim")
 def bench_reclaim(
-    nodes: int = 500,
-    size: Annotated[int, typer.Option(help="Tasks of the gang that reclaims.")] = 500,
-    singles: int = 10,
-    gangs: int = 3,
-    moves: Annotated[int, typer.Option(help="Pods to move together for a gang of whole nodes; 0: none.")] = 400,
+    nodes: Count = 500,
+    size: Annotated[int, typer.Option(help="Tasks of the gang that reclaims.", min=1)] = 500,
+    singles: Count = 10,
+    gangs: Count = 3,
+    moves: Annotated[int, typer.Option(help="Pods to move together for a gang of whole nodes; 0: none.", min=0)] = 400,
     keep: KeepLogs = None,
     as_json: Json = False,
 ) -> None:
@@ -308,9 +311,9 @@ def bench_soak(
 
 @bench_app.command("fuzz")
 def bench_fuzz(
-    events: int = 10_000,
+    events: Count = 10_000,
     seed: int = 1,
-    rate: Annotated[float, typer.Option(help="Events a second.")] = 100.0,
+    rate: Annotated[float, typer.Option(help="Events a second.", min=0.1)] = 100.0,
     as_json: Json = False,
 ) -> None:
     """Hostile job events on real parts: each is answered once, nothing dies, nothing stalls. Exit 1 if not so."""
@@ -319,16 +322,21 @@ def bench_fuzz(
     raise typer.Exit(fuzz(events, seed, rate, as_json))
 
 
+Candidates = Annotated[list[int], typer.Option(help="DRYSTONE_PLACEMENT_CANDIDATES; several to compare.", min=1)]
+Fills = Annotated[list[float], typer.Option("--fill", help="Shares of GPUs in use.", min=0, max=1)]
+Replicas = Annotated[list[int], typer.Option(help="Of placement, in bursts.", min=1)]
+
+
 @bench_app.command("conflicts")
 def bench_conflicts(
-    nodes: int = 300,
-    pods: Annotated[int, typer.Option(help="Of a burst.")] = 2000,
-    seconds: Annotated[float, typer.Option(help="Of churn, at each share.")] = 15.0,
-    rate: Annotated[float, typer.Option(help="Pods that end and come, a second.")] = 50.0,
-    candidates: Annotated[list[int], typer.Option(help="DRYSTONE_PLACEMENT_CANDIDATES; several to compare.")] = [1],  # noqa: B006
-    fills: Annotated[list[float], typer.Option("--fill", help="Shares of GPUs in use.")] = [0.5, 0.8, 0.95],  # noqa: B006
-    replicas: Annotated[list[int], typer.Option(help="Of placement, in bursts.")] = [1, 2, 4],  # noqa: B006
-    runs: int = 2,
+    nodes: Count = 300,
+    pods: Annotated[int, typer.Option(help="Of a burst.", min=1)] = 2000,
+    seconds: Annotated[float, typer.Option(help="Of churn, at each share.", min=1)] = 15.0,
+    rate: Annotated[float, typer.Option(help="Pods that end and come, a second.", min=0.1)] = 50.0,
+    candidates: Candidates = [1],  # noqa: B006
+    fills: Fills = [0.5, 0.8, 0.95],  # noqa: B006
+    replicas: Replicas = [1, 2, 4],  # noqa: B006
+    runs: Count = 2,
     as_json: Json = False,
 ) -> None:
     """Plans refused because another replica was first, under churn, and what replicas bring in a burst."""
@@ -339,7 +347,7 @@ def bench_conflicts(
 
 @app.command()
 def chaos(
-    rounds: int = 5,
+    rounds: Count = 5,
     seed: int = 1,
     only: Annotated[str, typer.Option(help="Faults of every round by name, joined by ' + '.")] = "",
     keep: Annotated[Path | None, typer.Option(help="Where the logs of parts and services stay.")] = None,

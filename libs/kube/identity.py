@@ -70,8 +70,10 @@ def in_cluster(account: Path = _ACCOUNT) -> Identity:
 def from_kubeconfig(path: Path, context: str = "") -> Identity:
     try:
         config = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise BadConfiguration(f"kubeconfig {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise BadConfiguration(f"kubeconfig {path} cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadConfiguration(f"kubeconfig {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
         raise BadConfiguration(f"kubeconfig {path} is no kubeconfig")
     name = context or str(config.get("current-context") or "")

@@ -225,6 +225,18 @@ def test_commands_in_the_readme_and_the_documents_exist() -> None:
     assert seen >= 5
 
 
+def test_every_number_that_a_command_takes_has_a_least_value() -> None:
+    """So that none ends in a trace, or means what nobody would guess. Seeds and priorities may be any number."""
+    numbers = {
+        f"{path} {option.opts[0]}": option
+        for path, command in commands(typer.main.get_command(app)).items()  # type: ignore[arg-type]
+        for option in command.params
+        if option.type_descriptor.annotation in (int, float, list[int], list[float])
+    }
+    assert len(numbers) > 50
+    assert [n for n, o in numbers.items() if o.min is None and not n.endswith(("--seed", "--priority"))] == []
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for name in tracked():
         if name.endswith(".md"):

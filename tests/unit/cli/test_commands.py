@@ -224,6 +224,13 @@ def test_where_json_was_asked_for_a_fault_is_json_too(tmp_path: Path) -> None:
     assert done.stderr == f"drystone: {json.loads(done.stdout)['error']}\n"
 
 
+def test_no_broker_gives_one_sentence_from_topics_too() -> None:
+    done = drystone("topics", "--bootstrap", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("drystone: no broker answers at 127.0.0.1:1: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_no_broker_gives_one_sentence(tmp_path: Path) -> None:
     done = drystone("submit", str(said(tmp_path, job())), "--kafka", "--bootstrap", "127.0.0.1:1")
     assert done.returncode == 1
