@@ -201,7 +201,7 @@ def commands(group: Any, before: str = "") -> dict[str, Any]:
 
 
 def shell_lines(name: str) -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```", text_of(name), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```sh\n(.*?)^```", text_of(name).replace("\\\n", " "), re.MULTILINE | re.DOTALL)
     return [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.split("#")[0].strip()]
 
 
@@ -235,6 +235,13 @@ def test_every_number_that_a_command_takes_has_a_least_value() -> None:
     }
     assert len(numbers) > 50
     assert [n for n, o in numbers.items() if o.min is None and not n.endswith(("--seed", "--priority"))] == []
+
+
+def test_documents_keep_to_the_width_of_the_code() -> None:
+    """But for tables, whose rows are lines."""
+    for name in (n for n in tracked() if n.endswith(".md")):
+        for number, line in enumerate(text_of(name).splitlines(), 1):
+            assert len(line) <= 120 or line.startswith("|"), f"{name}, line {number}: {len(line)} characters"
 
 
 def test_links_between_documents_lead_somewhere() -> None:
