@@ -233,9 +233,33 @@ class PrecisionCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
     milli: int
 
 
+class Stander(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Who waits, and where in the line of its queue in this partition (`rank`, from 1). Its place is (0 where it has
+    waited past the limit, else 1; minus its priority; when it was created, seconds since the epoch; its key). `ask` is
+    the least that it takes: milli GPUs, milli CPU, MiB."""
+
+    job: str
+    aged: int
+    by_priority: int
+    created: float
+    rank: int
+    ask: tuple[int, int, int]
+
+
+class QueueLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who waits in one queue, of one partition: how many, what they ask for in all (milli GPUs, milli CPU, MiB), and
+    some of them in order."""
+
+    queue: str
+    waiting: int
+    demand: tuple[int, int, int] = (0, 0, 0)
+    standing: tuple[Stander, ...] = ()
+
+
 class LearnedMix(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the owner of one partition of the jobs has learned of their sizes: `seen` tasks, of jobs created `until`
-    then (seconds since the epoch); and of the precisions that `declared` of those tasks declare."""
+    then (seconds since the epoch); and of the precisions that `declared` of those tasks declare. `lines`: who waits in
+    it, told where there are other replicas."""
 
     partition: int
     seen: int
@@ -243,6 +267,7 @@ class LearnedMix(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: tuple[MixCount, ...] = ()
     precisions: tuple[PrecisionCount, ...] = ()
     declared: int = 0
+    lines: tuple[QueueLine, ...] = ()
 
 
 # --- drystone.plans, drystone.evictions, drystone.outcomes -----------------------------------------------------------

@@ -84,7 +84,15 @@ class Placement:
         self._returns = Returns(self.state, parts.ledger, clock)
         self._mender = Mender(self.state, parts.kube, self._teller, settings, clock)
         self.state.on_bound = self._controller.bound
-        self._learning = Learning(self.state, parts.bus.publisher(), clock, self._partitions, settings.placement_mix_s)
+        self._learning = Learning(
+            self.state,
+            parts.bus.publisher(),
+            clock,
+            self._partitions,
+            settings.placement_mix_s,
+            self._teller.explainer,
+            self._teller.look,
+        )
         self._outcomes = parts.bus.follow([OUTCOMES.name], from_start=False)
         self._outcomes.assign([], at_end=True)
         self._ownership = Ownership(

@@ -3,9 +3,8 @@
 To look at thousands takes tens of milliseconds, so it is done in steps, between which others are served (`look`). Who
 came since the last look is told the place that it would have had then.
 
-Only the jobs of our own partitions are counted: positions of a job whose queue has jobs in other replicas too are those
-among ours. What is told stays the same words while it stays nearly true, so that a line that moves does not cost a
-write per job and step.
+Jobs of other replicas count as these tell of them (`lines`), some seconds later. What is told stays the same words
+while it stays nearly true, so that a line that moves does not cost a write per job and step.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from libs.contracts.events import QueueLine
 from libs.domain.line import Turn
 from libs.domain.queues import ancestors
 from libs.engine.api import Start
 from libs.engine.fair import NOTHING, Amounts, Line, Place, asked, everything, plus
 from libs.engine.fair.shares import parent_of
 from services.placement.jobs import Job
+from services.placement.lines import QUEUES, Elsewhere, Heard, told_of
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
 
@@ -49,6 +50,10 @@ class _Picture:
     #: Those who wait in each queue, in order.
     lines: dict[str, list[Place]] = field(default_factory=dict)
     overall: dict[str, int] = field(default_factory=dict)
+    #: By partition and queue, what others are told: who waits, in order; where there are others.
+    parts: dict[int, dict[str, list[Place]]] = field(default_factory=dict)
+    asked_for: dict[tuple[int, str], Amounts] = field(default_factory=dict)
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
     demand: dict[str, Amounts] = field(default_factory=dict)
     #: Jobs, of any replica, for which room is kept.
     kept: tuple[str, ...] = ()
@@ -64,6 +69,9 @@ class Explainer:
         self._starts: dict[str, tuple[float, str, Start]] = {}
         self._told: dict[str, Turn] = {}
         self._next_start = float("-inf")
+        #: What other replicas tell of their lines, and whether there are any to be told of ours.
+        self.heard = Heard()
+        self.shared = False
 
     def turn_of(self, job: Job, now: float, wall: float) -> Turn | None:
         """Of a job that waits; None where it does not. `now` is monotonic, `wall` seconds since the epoch."""
@@ -76,19 +84,22 @@ class Explainer:
                 pass
         picture, place = self._picture, self._state.pending.place(job)
         line = picture.lines.get(job.head.queue, [])
+        queue, elsewhere = job.head.queue, picture.elsewhere
         before = bisect_left(line, place)
-        position, there = before + 1, before < len(line) and line[before] == place
+        there = before < len(line) and line[before] == place
+        position = before + elsewhere.before(queue, place) + 1
+        behind = sorted(line[max(0, before - _BEHIND) : before] + elsewhere.just_before(queue, place, _BEHIND))
         start = self._start(job, position, now, wall)
         bound, bound_basis = self._bound(job, position, picture, now)
         evicting = job.evicting
         pods = self._state.view.pods
         turn = Turn(
-            queue=job.head.queue,
+            queue=queue,
             position=_rounded(position),
-            waiting=_rounded(len(line) + (not there)),
+            waiting=_rounded(len(line) + (not there) + elsewhere.waiting.get(queue, 0)),
             overall=_rounded(picture.overall.get(key, 0)),
-            behind=tuple(one[3] for one in line[max(0, before - _BEHIND) : before][::-1]),
-            why=_why(place, line[before - 1]) if before else "",
+            behind=tuple(one[3] for one in behind[: -_BEHIND - 1 : -1]),
+            why=_why(place, behind[-1]) if behind else "",
             start=start.at,
             start_low=start.low,
             start_high=start.high,
@@ -119,6 +130,7 @@ class Explainer:
         pending, shares = state.pending, state.view.engine.shares
         waiting: dict[str, list[tuple[Place, Job]]] = {}
         demand: dict[str, Amounts] = {}
+        asked_for: dict[tuple[int, str], Amounts] = {}
         for number, job in enumerate(list(pending.jobs.values()), 1):
             if not number % _STEP:
                 yield
@@ -128,12 +140,23 @@ class Explainer:
             total = everything(job.waiting)
             for one in ancestors(job.head.queue):
                 demand[one] = plus(demand.get(one, NOTHING), total)
-        picture = _Picture(now + max(LOOK_S, _LOOK_PER_JOB_S * len(state.waiting)), demand=demand)
+            part = job.partition, job.head.queue
+            asked_for[part] = plus(asked_for.get(part, NOTHING), total)
+        picture = _Picture(now + max(LOOK_S, _LOOK_PER_JOB_S * len(state.waiting)), demand=demand, asked_for=asked_for)
+        picture.elsewhere = self.heard.elsewhere(state.active)
+        for queue, more in picture.elsewhere.demand.items():
+            demand[queue] = plus(demand.get(queue, NOTHING), more)
         line: Line[str] = Line(shares)
+        for queue, heads in picture.elsewhere.heads.items():
+            for place, ask in heads:
+                line.put(place[3], queue, place, ask)
         for queue, jobs in waiting.items():
             yield
             jobs.sort(key=lambda entry: entry[0])
             picture.lines[queue] = [place for place, _ in jobs]
+            if self.shared:
+                for place, job in jobs:
+                    picture.parts.setdefault(job.partition, {}).setdefault(queue, []).append(place)
             for place, job in jobs[:_OVERALL]:
                 held = pending.held(job) if job.head.gang_min > 1 else 0
                 line.put(job.head.key, queue, place, asked(job.head, job.waiting, held))
@@ -151,6 +174,21 @@ class Explainer:
         self._told = {key: turn for key, turn in self._told.items() if key in state.waiting}
         self._starts = {queue: start for queue, start in self._starts.items() if queue in picture.lines}
         self._picture = picture
+
+    def lines_of(self, partition: int) -> tuple[QueueLine, ...]:
+        """Who waits in a partition of ours, for the other replicas; as last looked at."""
+        pending, picture = self._state.pending, self._picture
+
+        def ask_of(place: Place) -> Amounts:
+            job = pending.jobs.get(place[3])
+            if job is None:
+                return NOTHING
+            return asked(job.head, job.waiting, pending.held(job) if job.head.gang_min > 1 else 0)
+
+        longest = sorted(picture.parts.get(partition, {}).items(), key=lambda part: (-len(part[1]), part[0]))
+        return tuple(
+            told_of(queue, places, ask_of, picture.asked_for[partition, queue]) for queue, places in longest[:QUEUES]
+        )
 
     # -- parts --------------------------------------------------------------------------------------------------------
     def _start(self, job: Job, position: int, now: float, wall: float) -> Start:

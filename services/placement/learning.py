@@ -1,5 +1,5 @@
 """The typical mix of tasks and the precisions that they declare: learned by each replica from the jobs that it decides,
-shared by all, kept over restarts.
+shared by all, kept over restarts. And who waits, where there are other replicas: a place in line counts theirs too.
 
 The owner of a partition counts that partition's jobs and writes the counts on a compacted topic, one record per
 partition; every replica reads all records and adds them up. So a replica that starts, or that takes a partition, has
@@ -10,19 +10,20 @@ true owner, and costs a few counts until then. The owner itself believes nobody 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn
 
 import msgspec
 import structlog
 
 from libs.bus.port import BusUnavailable, FullReader, Incoming, Outgoing, Publisher
-from libs.contracts.events import EventType, LearnedMix, MixCount, PrecisionCount
+from libs.contracts.events import EventType, LearnedMix, MixCount, PrecisionCount, QueueLine
 from libs.contracts.topics import MIX
 from libs.engine.mix import MixState, Shape
 from libs.engine.precision.demand import DemandState, Kind
 from libs.runtime.clock import Clock
 from services.placement import measures
+from services.placement.explain import Explainer
 from services.placement.state import State
 
 log = structlog.get_logger()
@@ -33,8 +34,22 @@ _LOOK_S: Final = 1.0
 
 
 class Learning:
-    def __init__(self, state: State, publisher: Publisher, clock: Clock, partitions: int, every_s: float) -> None:
+    """`look` brings up to date who stands where, as `explainer` tells."""
+
+    def __init__(
+        self,
+        state: State,
+        publisher: Publisher,
+        clock: Clock,
+        partitions: int,
+        every_s: float,
+        explainer: Explainer,
+        look: Callable[[], Awaitable[None]],
+    ) -> None:
         self._state = state
+        self._explainer = explainer
+        self._look = look
+        self._lines: dict[int, tuple[QueueLine, ...]] = {}
         self._publisher = publisher
         self._clock = clock
         self._partitions = partitions
@@ -58,8 +73,11 @@ class Learning:
                 log.warning("a learned mix cannot be read", error=str(error))
                 continue
             if mix.partition not in self._state.active and 0 <= mix.partition < self._partitions:
-                self._state.view.engine.recall(_state_of(mix), mix.partition)
+                if mix.seen != self._state.view.engine.counted(mix.partition):
+                    self._state.view.engine.recall(_state_of(mix), mix.partition)
                 self._told[mix.partition] = mix.seen
+                self._explainer.heard.take(mix.partition, mix.lines)
+                self._lines[mix.partition] = mix.lines
 
     async def run(self) -> NoReturn:
         while True:
@@ -69,7 +87,10 @@ class Learning:
     async def tell(self, *, at_once: bool = False) -> None:
         """Write what was learned since the last time; not more often than every so many seconds per partition."""
         now = self._clock.monotonic()
-        news: list[tuple[int, int, Outgoing]] = []
+        news: list[tuple[int, int, tuple[QueueLine, ...], Outgoing]] = []
+        shared = self._explainer.shared = len(self._state.active) < self._partitions
+        if shared and not at_once:
+            await self._look()
         for partition in sorted(self._state.active):
             if partition not in self._state.active:
                 continue  # lost while others had the loop
@@ -77,26 +98,27 @@ class Learning:
                 continue
             engine = self._state.view.engine
             seen = engine.counted(partition)
-            if seen and seen != self._told.get(partition):
-                news.append((partition, seen, _record(partition, engine.learned(partition))))
+            lines = self._explainer.lines_of(partition) if shared else ()
+            if seen and (seen != self._told.get(partition) or lines != self._lines.get(partition, ())):
+                news.append((partition, seen, lines, _record(partition, engine.learned(partition), lines)))
                 await asyncio.sleep(0)  # hundreds of shapes take milliseconds per partition
         if not news:
             return
         try:
-            await self._publisher.publish([record for _, _, record in news])
+            await self._publisher.publish([record for *_, record in news])
         except BusUnavailable as error:
             log.warning("what was learned is not written yet", error=str(error))
             return
         measures.MIX_WRITTEN.inc(len(news))
-        for partition, seen, _ in news:
-            self._told[partition] = seen
+        for partition, seen, lines, _ in news:
+            self._told[partition], self._lines[partition] = seen, lines
             self._told_at[partition] = now
 
 
-def _record(partition: int, learned: MixState) -> Outgoing:
+def _record(partition: int, learned: MixState, lines: tuple[QueueLine, ...]) -> Outgoing:
     counts = tuple(MixCount(owner, *shape, count) for owner, shape, count in learned.counts)
     precisions = tuple(PrecisionCount(*kind, milli) for kind, milli in learned.demand.counts)
-    mix = LearnedMix(partition, learned.seen, learned.until, counts, precisions, learned.demand.tasks)
+    mix = LearnedMix(partition, learned.seen, learned.until, counts, precisions, learned.demand.tasks, lines)
     return Outgoing(MIX.name, str(partition), _encode(mix), EventType.MIX)
 
 

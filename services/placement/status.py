@@ -90,9 +90,10 @@ class Teller:
             settings.placement_status_per_s, settings.placement_status_busy_per_s, settings.placement_figures_per_s
         )
         self._turn_to_write = asyncio.Lock()
+        self._turn_to_look = asyncio.Lock()
         #: When the next job is asked whether it has other figures to tell.
         self._again_at = float("-inf")
-        self._explainer = Explainer(state, settings)
+        self.explainer = Explainer(state, settings)
         #: Adds to a verdict what else is known to help.
         self.advised: Callable[[Job, Verdict], Verdict] = lambda _job, verdict: verdict
         self.waiting_object: Callable[[Job, str, str, Haste], None] = lambda _job, _reason, _message, _haste: None
@@ -155,7 +156,8 @@ class Teller:
         while True:
             self._some.clear()
             while True:
-                await self._look()
+                if self._due and self._due[0][0] <= self._clock.monotonic():
+                    await self.look()
                 if not self._say(self._clock.monotonic() + _STRETCH_S):
                     break
                 await asyncio.sleep(0)
@@ -169,13 +171,14 @@ class Teller:
             if self._started:
                 await self._give_way(0.02)
 
-    async def _look(self) -> None:
-        """Before somebody is told: where everybody stands, if that was looked at too long ago."""
-        now = self._clock.monotonic()
-        if self._due and self._due[0][0] <= now and self._explainer.stale(now):
-            for _ in self._explainer.look(now, self._clock.wall()):
-                await asyncio.sleep(0)
-                await self._give_way(0.02)
+    async def look(self) -> None:
+        """Where everybody stands, if that was looked at too long ago."""
+        async with self._turn_to_look:
+            now = self._clock.monotonic()
+            if self.explainer.stale(now):
+                for _ in self.explainer.look(now, self._clock.wall()):
+                    await asyncio.sleep(0)
+                    await self._give_way(0.02)
 
     def flush(self) -> None:
         """All that is due."""
@@ -228,7 +231,7 @@ class Teller:
     def _turn(self, job: Job, verdict: Verdict) -> Turn | None:
         if verdict.kind is not Kind.NOT_NOW:
             return None
-        return self._explainer.turn_of(job, self._clock.monotonic(), self._clock.wall())
+        return self.explainer.turn_of(job, self._clock.monotonic(), self._clock.wall())
 
     def _condition(self, job: Job, verdict: Verdict, reason: str, message: str, now: float) -> None:
         queue = job.head.queue

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from libs.domain.line import Turn
 from libs.domain.queues import Queue
 from libs.testkit.builders import node
+from services.placement import explain, learning
+from tests.component.placement_scene import PARTITIONS, binder, placement, running, scene
 from tests.component.virtual_placement import EPOCH, World, world
 
 
@@ -57,3 +62,39 @@ async def test_who_waits_no_more_has_no_place() -> None:
         assert w.explainer.turn_of(job, w.clock.now, EPOCH) is not None
         w.state.forget(job.head.key)
         assert w.explainer.turn_of(job, w.clock.now, EPOCH) is None
+
+
+async def test_two_replicas_tell_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten pods of one queue wait, some in partitions of the one replica, some of the other: each has a place of its
+    own among all ten, and hears who stands before it, whose pod that is does not matter."""
+    monkeypatch.setattr(explain, "LOOK_S", 0.02)
+    monkeypatch.setattr(learning, "_LOOK_S", 0.02)
+    often = {"placement_words_s": 0.01, "placement_rewrite_s": 0.02, "placement_slow_pass_s": 0.1}
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        one, two = (placement(s, placement_mix_s=0.01, **often) for _ in range(2))
+        async with running(one, two, binder(s)):
+            await s.until(lambda: len(one.state.active | two.state.active) == PARTITIONS)
+            await s.until(lambda: bool(one.state.active and two.state.active))
+            await s.hint(s.pod("runs", gpus=5))
+            await s.until(lambda: any(p.bound for p in s.read_pods()))
+            names = [f"w{n}" for n in range(10)]
+            for name in names:
+                await s.hint(s.pod(name, gpus=8))
+
+            def turns() -> dict[str, Turn]:
+                return {status.job: status.turn for status in s.statuses if status.turn is not None}
+
+            def in_one_line() -> bool:
+                told = turns()
+                return sorted(t.position for t in told.values()) == list(range(1, 11)) and all(
+                    t.waiting == 10 for t in told.values()
+                )
+
+            await s.until(lambda: bool(one.state.waiting and two.state.waiting))
+            await s.until(lambda: in_one_line())
+            told = turns()
+            by_position = {t.position: job for job, t in told.items()}
+            for position in range(2, 11):
+                assert told[by_position[position]].behind[0] == by_position[position - 1]
+            assert {t.overall for t in told.values()} == set(range(1, 11))
