@@ -16,7 +16,7 @@ from libs.contracts.strict import Rejected, Strict, rejected
 from libs.contracts.tenants import TenantPolicy
 from libs.domain import keys
 
-_RESERVED: Final = frozenset({keys.GPUS, keys.GPU_MIB, keys.GPU_MILLI, keys.CLAIM, keys.JOB_KEY, keys.TASK})
+_RESERVED: Final = keys.RESULTS
 #: What would put a pod into a job or a queue by itself, past what the job says and the tenant may.
 _OF_THE_JOB: Final = frozenset(
     {keys.JOB, keys.GANG_MIN, keys.QUEUE, *keys.POD_GROUP_LABELS, *keys.QUEUE_LABELS}

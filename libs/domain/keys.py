@@ -45,6 +45,13 @@ CLAIM: Final = "drystone.dev/claim"
 JOB_KEY: Final = "drystone.dev/job-key"  # on pods we created
 TASK: Final = "drystone.dev/task"  # "<role>/<index>/<attempt>" on pods we created
 
+# Written by the binder on a pod as it takes a claim back.
+FENCE: Final = "drystone.dev/fence"  # the claim: its late write was made impossible
+FENCE_MARK: Final = "drystone.dev/fence-mark"  # never the same twice, so that the pod's version moves on each time
+
+#: All that the binder writes, and nobody else may.
+RESULTS: Final = frozenset({GPUS, GPU_MIB, GPU_MILLI, CLAIM, JOB_KEY, TASK, FENCE, FENCE_MARK})
+
 # Written by the preemptor on a pod that is to go and asked to be told before.
 EVICT_AT: Final = "drystone.dev/evict-at"  # RFC 3339
 EVICT_PLAN: Final = "drystone.dev/evict-plan"

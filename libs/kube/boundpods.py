@@ -111,7 +111,7 @@ def _prepared(template: bytes) -> _Prepared:
 
 
 #: What a template's word is not taken for: results, and what the job says for all its pods.
-_RESULTS: Final = KEYS | {keys.GPUS, keys.GPU_MIB, keys.GPU_MILLI, keys.CLAIM, keys.JOB_KEY, keys.TASK}
+_RESULTS: Final = KEYS | keys.RESULTS
 
 
 def _with_devices(container: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ after the server has bound, because the reply is a Status.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -96,12 +97,13 @@ async def get_pod(kube: Kube, namespace: str, name: str, *, timeout_s: float = W
     return await kube.call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}", timeout_s=timeout_s)
 
 
-async def touch_pod(
-    kube: Kube, namespace: str, name: str, uid: str, mark: str, *, timeout_s: float = WRITE_TIMEOUT_S
+async def fence_pod(
+    kube: Kube, namespace: str, name: str, uid: str, claim: str, *, timeout_s: float = WRITE_TIMEOUT_S
 ) -> Answer:
-    """Change the pod's resourceVersion, so that a Binding in flight that names the old one is refused for ever. `mark`
-    must differ from the last one (a claim id): an equal value would change nothing."""
-    body = _encode({"metadata": {"uid": uid, "annotations": {keys.GROUP + "/fence": mark}}})
+    """Change the pod's resourceVersion, so that a Binding in flight that names the old one is refused for ever, and say
+    which claim was taken back. A patch that changes nothing is no write: the mark is another one each time, whatever
+    stands on the pod already."""
+    body = _encode({"metadata": {"uid": uid, "annotations": {keys.FENCE: claim, keys.FENCE_MARK: uuid.uuid4().hex}}})
     return await kube.call("PATCH", pods_path(namespace, name), body, content_type=MERGE, timeout_s=timeout_s)
 
 

@@ -212,7 +212,8 @@ class Carrier:
                 return self._freed(write, Landed.GONE, f"bound to {pod.node} by somebody else")
             case Seen.GONE:
                 return self._freed(write, Landed.GONE, "the pod is gone or ending")
-            case Seen.FENCED:
+            case Seen.FENCED if pod.version != write.version:
+                # Written under that version, the fence would have stood there before: nobody's who fences a late write.
                 return self._freed(write, Landed.REPLAN, "the claim was taken back")
             case Seen.UNBOUND if write.conflicts <= _MOST_CONFLICTS:
                 write.version = pod.version
@@ -264,7 +265,7 @@ class Carrier:
 
     async def _fence(self, write: Write) -> float:
         assignment = write.assignment
-        answer = await writes.touch_pod(
+        answer = await writes.fence_pod(
             self._kube,
             write.hand.plan.namespace,
             assignment.name,

@@ -21,12 +21,6 @@ from libs.kube.pods import PodView
 from libs.kube.port import Answer
 from libs.store.port import Refusal
 
-#: Annotation that names the claim whose late write was made impossible (`libs.kube.writes.touch_pod`). Writing it
-#: changes the pod's version, which is a precondition of every Binding. Whoever reads it under its own claim knows
-#: that the claim was taken back: without it, a binder that wakes up late, reads the fenced pod's new version and asks
-#: the ledger just before the claim is released there would bind under a claim that is free a moment later.
-FENCED: Final = keys.GROUP + "/fence"
-
 _BLOCKING: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -137,7 +131,9 @@ def judge_bind(assignment: Assignment, pod: PodView) -> Seen:
         return Seen.BOUND if ours else Seen.ELSEWHERE
     if not pod.pending:
         return Seen.GONE
-    if pod.annotations.get(FENCED) == assignment.claim:
+    # Without this a binder that wakes up late, reads the fenced pod's new version and asks the ledger just before the
+    # claim is released there would bind under a claim that is free a moment later.
+    if pod.annotations.get(keys.FENCE) == assignment.claim:
         return Seen.FENCED
     if pod.gated or not still_wanted(assignment, pod.request):
         return Seen.CHANGED

@@ -98,6 +98,24 @@ async def test_an_api_server_that_never_answers_for_sure_gives_the_task_back_fen
     assert await world.held() == {}
 
 
+async def test_a_fence_that_stands_on_the_pod_already_does_not_make_the_next_one_void(world):
+    """A patch that changes nothing leaves the version as it is, and the late binding under it would land."""
+    world.kube.faults.append(answers(binding, 504, times=10_000))
+    a = world.pod("a")
+    plan = await world.plan(a)
+    forged = msgspec.json.encode({"metadata": {"annotations": {keys.FENCE: plan.assignments[0].claim}}})
+    path = f"/api/v1/namespaces/{TEAM}/pods/a"
+    assert world.cluster.call_now("PATCH", path, forged, content_type="application/merge-patch+json").ok
+    before = world.read("a").version
+    (assignment,) = plan.assignments
+    decided = msgspec.structs.replace(plan, assignments=(msgspec.structs.replace(assignment, version=before),))
+    async with world.binder(give_up_s=0.3):
+        await world.send(decided)
+        landed = await world.landed(1)
+    assert landed[a.uid][0] is Landed.REPLAN
+    assert world.read("a").version != before
+
+
 async def test_a_write_that_lands_after_its_claim_was_given_back_is_refused_by_the_server(world):
     """A binder that was stopped between the ledger and the write wakes up after another one resolved its claim."""
     wake = asyncio.Event()
@@ -109,7 +127,7 @@ async def test_a_write_that_lands_after_its_claim_was_given_back_is_refused_by_t
         async with asyncio.timeout(5):
             await sleepy.faults[0].held.wait()
         # What a resolver does with a writing claim past its deadline: make the write impossible, then free it.
-        touch = msgspec.json.encode({"metadata": {"annotations": {"drystone.dev/fence": plan.assignments[0].claim}}})
+        touch = msgspec.json.encode({"metadata": {"annotations": {keys.FENCE: plan.assignments[0].claim}}})
         path = f"/api/v1/namespaces/{TEAM}/pods/a"
         world.cluster.call_now("PATCH", path, touch, content_type="application/merge-patch+json")
         await world.ledger.release([plan.assignments[0].claim], plan.generation)

@@ -91,7 +91,9 @@ async def tenant(info: StackInfo, admin: Kube, namespace: str) -> AsyncIterator[
         await kube.close()
 
 
-@pytest.mark.parametrize("key", ["gpus", "gpu_memory_mib", "gpu_milli", "claim", "job_key", "task"])
+@pytest.mark.parametrize(
+    "key", ["gpus", "gpu_memory_mib", "gpu_milli", "claim", "job_key", "task", "fence", "fence_mark"]
+)
 async def test_a_tenant_cannot_create_a_pod_that_says_it_was_granted_something(tenant: Tenant, key: str) -> None:
     answer = await tenant.create("forged", **{key: "0"})
     assert classify(answer) is Outcome.REFUSED

@@ -179,22 +179,28 @@ class TestBinding:
         assert await cluster.bind(stale) is Outcome.CONFLICT
         assert (await cluster.read("p")).node == ""
 
-    async def test_touching_a_pod_fences_the_binding_that_is_still_under_way(self, cluster: Cluster) -> None:
+    async def test_fencing_a_pod_refuses_the_binding_that_is_still_under_way(self, cluster: Cluster) -> None:
         pod = await cluster.pod("p")
-        touched = await writes.touch_pod(cluster.kube, cluster.namespace, "p", pod.uid, "claim-1")
+        touched = await writes.fence_pod(cluster.kube, cluster.namespace, "p", pod.uid, "claim-1")
         assert touched.ok
         assert await cluster.bind(pod) is Outcome.CONFLICT
         assert await cluster.bind(parse_pod(touched.body)) is Outcome.DONE
 
-    async def test_a_touch_that_changes_nothing_fences_nothing(self, cluster: Cluster) -> None:
+    async def test_a_patch_that_changes_nothing_fences_nothing_so_no_fence_is_like_the_last(
+        self, cluster: Cluster
+    ) -> None:
         pod = await cluster.pod("p")
-        first = await writes.touch_pod(cluster.kube, cluster.namespace, "p", pod.uid, "same")
-        second = await writes.touch_pod(cluster.kube, cluster.namespace, "p", pod.uid, "same")
-        assert parse_pod(first.body).version == parse_pod(second.body).version
+        first = await writes.fence_pod(cluster.kube, cluster.namespace, "p", pod.uid, "same")
+        said = msgspec.json.encode({"metadata": {"annotations": {keys.FENCE: "same"}}})
+        path = writes.pods_path(cluster.namespace, "p")
+        same = await cluster.kube.call("PATCH", path, said, content_type=writes.MERGE)
+        assert parse_pod(same.body).version == parse_pod(first.body).version
+        second = await writes.fence_pod(cluster.kube, cluster.namespace, "p", pod.uid, "same")
+        assert parse_pod(second.body).version != parse_pod(first.body).version
 
-    async def test_a_touch_meant_for_another_pod_is_refused(self, cluster: Cluster) -> None:
+    async def test_a_fence_meant_for_another_pod_is_refused(self, cluster: Cluster) -> None:
         await cluster.pod("p")
-        answer = await writes.touch_pod(cluster.kube, cluster.namespace, "p", str(uuid.uuid4()), "x")
+        answer = await writes.fence_pod(cluster.kube, cluster.namespace, "p", str(uuid.uuid4()), "x")
         assert classify(answer) is Outcome.CONFLICT
 
     async def test_gated_deleted_and_ending_pods_are_refused(self, cluster: Cluster) -> None:

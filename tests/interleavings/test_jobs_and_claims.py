@@ -150,7 +150,7 @@ async def test_02_a_cancel_overtakes_the_creation_of_the_jobs_pods(world: World)
 
 
 @incident(
-    fence=python(writes, "touch_pod", _only_read),
+    fence=python(writes, "fence_pod", _only_read),
     version_in_the_binding=python(writes, "binding_body", _any_version),
     time_frees_planned_only=lua(("if o.s == 'p' then", "if true then")),
 )

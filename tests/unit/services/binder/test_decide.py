@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from libs.domain import keys
 from libs.domain.plans import Assignment
 from libs.domain.resources import Charge, GpuGrant, GpuRequest, Request
 from libs.kube.pods import parse_pod
 from libs.kube.port import Answer
 from libs.testkit.builders import node
 from services.binder.decide import (
-    FENCED,
     Seen,
     Step,
     after_write,
@@ -128,8 +128,8 @@ class TestPods:
             (pod(deleting=True), Seen.GONE),
             (pod(phase="Failed"), Seen.GONE),
             (pod(gates=True), Seen.CHANGED),
-            (pod(notes={FENCED: "1.0.1.1.0"}), Seen.FENCED),
-            (pod(notes={FENCED: "1.0.1.0.0"}), Seen.UNBOUND),
+            (pod(notes={keys.FENCE: "1.0.1.1.0"}), Seen.FENCED),
+            (pod(notes={keys.FENCE: "1.0.1.0.0"}), Seen.UNBOUND),
             (pod(), Seen.UNBOUND),
         ],
     )
