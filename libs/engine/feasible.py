@@ -55,6 +55,7 @@ class Feasibility:
 
     # -- keeping up -------------------------------------------------------------------------------------------------
     def refresh(self) -> None:
+        """Take in what changed in the snapshot since the last time. Every answer is of that moment."""
         snapshot = self._snapshot
         if self._spec_at != len(snapshot.spec_changes) or self._shape != snapshot.shape:
             snapshot.columns()  # ranks new rows, which may change the shape

@@ -22,8 +22,6 @@ from libs.engine.session import Session
 
 #: Milli GPUs, milli CPU, MiB.
 Amounts = tuple[int, int, int]
-
-
 #: 0: milli GPUs, 1: milli CPU, 2: MiB; a name: milli GPUs of that model.
 Side = int | str
 

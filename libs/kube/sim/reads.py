@@ -41,6 +41,7 @@ class Reads:
         return Answer(200, found.raw)
 
     def page(self, target: Target, params: Mapping[str, str]) -> Answer:
+        """A list, or what follows a `continue` token of one: all pages are of one moment. A token serves once."""
         limit = int(params.get("limit") or 0)
         token = params.get("continue", "")
         if token:
