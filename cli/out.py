@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
+from cli.errors import CommandError
 from libs.observe.logs import clean
 
 
@@ -18,6 +20,14 @@ def say(text: str) -> None:
 def show(value: Any) -> None:
     """As JSON, for programs."""
     say(json.dumps(value, indent=2))
+
+
+def write(path: Path, text: str) -> None:
+    """A file that was asked for. It comes after the answer on standard output, which is not lost with it."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def note(text: str) -> None:

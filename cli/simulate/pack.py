@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cli.errors import CommandError
+from cli.out import say, show, write
 from cli.simulate.choices import node_order_of, policies_of
 from cli.simulate.progress import with_progress
 
@@ -39,19 +38,16 @@ def pack(
         runs = with_progress(study, processes)
     except SimulationError as error:
         raise CommandError(str(error)) from None
-    if report is not None:
-        from libs.sim.report import report as write_report
-
-        try:
-            report.write_text(write_report(study, runs), encoding="utf-8")
-        except OSError as error:
-            raise CommandError(f"{report}: {error.strerror or error}") from None
     results = [summary(name, runs[name]) for name in policies]
     if as_json:
-        sys.stdout.write(json.dumps(results[0] if len(results) == 1 else results, indent=2) + "\n")
-        return
-    for result in results:
-        sys.stdout.write(_line(result) + "\n")
+        show(results[0] if len(results) == 1 else results)
+    else:
+        for result in results:
+            say(_line(result))
+    if report is not None:
+        from libs.sim.report import report as rendered
+
+        write(report, rendered(study, runs))
 
 
 def _line(result: dict[str, Any]) -> str:

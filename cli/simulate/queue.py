@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cli.errors import CommandError
+from cli.out import say, show, write
 
 
 def queue(
@@ -62,15 +61,15 @@ def queue(
     except SimulationError as error:
         raise CommandError(str(error)) from None
     tables = [figures(result) for result in results]
+    if as_json:
+        show(tables[0] if len(tables) == 1 else tables)
+    else:
+        for table in tables:
+            say(_line(table))
     if report is not None:
         from libs.sim.queue.report import render
 
-        report.write_text(render(jobs.name, results), encoding="utf-8")
-    if as_json:
-        sys.stdout.write(json.dumps(tables[0] if len(tables) == 1 else tables, indent=2) + "\n")
-        return
-    for table in tables:
-        sys.stdout.write(_line(table) + "\n")
+        write(report, render(jobs.name, results))
 
 
 def _settings(text: str) -> list[int]:

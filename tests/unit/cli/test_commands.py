@@ -236,3 +236,13 @@ def test_no_broker_gives_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("drystone: no broker answers at 127.0.0.1:1: ConnectionRefusedError")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_report_that_cannot_be_written_costs_a_sentence_and_not_the_figures(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text("submit_s,duration_s,num_gpus\n0,100,1\n5,50,8\n")
+    report = tmp_path / "nowhere" / "report.html"
+    done = drystone("simulate", "queue", "--jobs", str(jobs), "--nodes", "1", "--report", str(report))
+    assert done.returncode == 1
+    assert "wait mean" in done.stdout
+    assert done.stderr.splitlines()[-1] == f"drystone: {report} cannot be written: No such file or directory"
