@@ -64,13 +64,21 @@ def cpu(pids: Mapping[str, int]) -> dict[str, float]:
 async def ledger(client: Any) -> dict[str, float]:
     """Elements of every key of the ledger, and Redis' memory in MiB."""
     found: dict[str, float] = {}
-    async for key in client.scan_iter(count=1000):
-        size = _SIZES.get(await client.type(key))
-        if size is None:
-            continue  # it went just now
-        name = key.decode().removeprefix("{drystone}:")
+    names = [name async for name in client.scan_iter(count=1000)]
+    # All in one call: what is asked must not be what is measured.
+    async with client.pipeline(transaction=False) as asked:
+        for name in names:
+            asked.type(name)
+        kinds = await asked.execute()
+        sized = [(name, _SIZES[kind]) for name, kind in zip(names, kinds, strict=True) if kind in _SIZES]
+        for name, size in sized:
+            getattr(asked, size)(name)
+        asked.info("memory")
+        *sizes, memory = await asked.execute()
+    for (name, _), size in zip(sized, sizes, strict=True):
+        short = name.decode().removeprefix("{drystone}:")
         # Partitions come and go with what waits in them: together they are one number.
-        group = "part:*" if name.startswith("part:") else name
-        found[f"redis {group}"] = found.get(f"redis {group}", 0.0) + await getattr(client, size)(key)
-    found["redis used MiB"] = (await client.info("memory"))["used_memory"] / 2**20
+        group = "part:*" if short.startswith("part:") else short
+        found[f"redis {group}"] = found.get(f"redis {group}", 0.0) + size
+    found["redis used MiB"] = memory["used_memory"] / 2**20
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,18 @@ def soak(minutes: float, rate: float, source: str, keep: Path | None, as_json: b
     if source not in SOURCES:
         raise CommandError(f"--source must be one of {', '.join(SOURCES)}")
     _end_children_too()
-    result = asyncio.run(run(minutes, rate, source=source, keep=keep, report=note))
+    result = _quickly(run(minutes, rate, source=source, keep=keep, report=note))
     _print(result, as_json)
     return 1 if result["left"]["holders"] or result["left"]["problems"] or result["unfinished"] else 0
+
+
+def _quickly(measuring: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """On the loop that services run on, where it is there: it takes less of what is measured."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(measuring)
+    return uvloop.run(measuring)
 
 
 def _end_children_too() -> None:
