@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from libs.bus.memory import MemoryBus
-from libs.bus.port import Outgoing
+from libs.bus.port import FullReader, Outgoing
 from libs.contracts.events import (
     EventType,
     JobChanged,
@@ -32,6 +32,7 @@ from libs.contracts.events import (
 from libs.domain import keys
 from libs.domain.jobs import JobHead, partition_of
 from libs.domain.nodes import Node
+from libs.domain.plans import EvictionPlan
 from libs.domain.queues import Queue
 from libs.host.parts import Parts
 from libs.kube import trainingjobs, writes
@@ -282,3 +283,44 @@ def fact(pod: PodView) -> PodFact:
         ours=True,
         started=pod.created,
     )
+
+
+async def settle_facts(s: Scene, **changes: Any) -> None:
+    """What the watcher would say about every bound pod."""
+    for pod in s.read_pods():
+        if pod.node and not pod.ended:
+            await s.ledger.tasks_seen([seen(pod)], 1)
+            await s.publish_facts(msgspec.structs.replace(fact(pod), gang_min=job_of(pod).gang_min, **changes))
+
+
+async def fill(s: Scene, *pods: PodView) -> None:
+    for pod in pods:
+        await s.hint(pod)
+    await s.until(lambda: all(p.name in s.bound() for p in pods))
+    await settle_facts(s)
+
+
+async def leave(s: Scene, pod: PodView) -> None:
+    s.kube.call_now("DELETE", writes.pods_path(NS, pod.name), b'{"gracePeriodSeconds":0}')
+    await gone(s, pod)
+
+
+async def gone(s: Scene, pod: PodView) -> None:
+    await s.ledger.tasks_gone([pod.uid], 1)
+    await s.bus.publish([Outgoing("drystone.cluster", "pod/" + pod.uid, None, EventType.CLUSTER)])
+
+
+async def next_plans(reader: FullReader, wait_s: float = 3.0) -> list[EvictionPlan]:
+    plans: list[EvictionPlan] = []
+    for record in await reader.batch(10, wait_s):
+        assert record.value is not None
+        items = msgspec.json.decode(record.value)["items"]
+        plans += [msgspec.convert(item, EvictionPlan) for item in items]
+    return plans
+
+
+async def all_run(s: Scene, service: Placement, count: int) -> None:
+    """So many are bound, and placement has read of it."""
+    await s.until(lambda: len(s.bound()) == count)
+    await settle_facts(s)
+    await s.until(lambda: len(service.state.view.pods) == count)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from libs.domain.jobs import Wishes
 from libs.kube.pods import PodView
-from tests.component.placement_scene import Scene, binder, placement, running, scene
-from tests.component.test_placement_disruption import fill, leave, next_plans, settle_facts
+from tests.component.placement_scene import (
+    Scene,
+    binder,
+    fill,
+    leave,
+    next_plans,
+    placement,
+    running,
+    scene,
+    settle_facts,
+)
 
 
 def wishes(pod: PodView) -> Wishes:

@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 
-from libs.bus.port import FullReader, Outgoing
+from libs.bus.port import Outgoing
 from libs.contracts.events import EventType, EvictionOutcome, JobChanged, OutcomesBatch
 from libs.domain.jobs import Phase
-from libs.domain.plans import EvictionPlan
 from libs.kube import writes
 from libs.kube.grouping import job_of
-from libs.kube.pods import PodView
-from tests.component.placement_scene import NS, Scene, binder, fact, placement, running, scene, seen
-
-
-async def settle_facts(s: Scene, **changes: Any) -> None:
-    """What the watcher would say about every bound pod."""
-    for pod in s.read_pods():
-        if pod.node and not pod.ended:
-            await s.ledger.tasks_seen([seen(pod)], 1)
-            await s.publish_facts(msgspec.structs.replace(fact(pod), gang_min=job_of(pod).gang_min, **changes))
-
-
-async def fill(s: Scene, *pods: PodView) -> None:
-    for pod in pods:
-        await s.hint(pod)
-    await s.until(lambda: all(p.name in s.bound() for p in pods))
-    await settle_facts(s)
-
-
-async def leave(s: Scene, pod: PodView) -> None:
-    s.kube.call_now("DELETE", writes.pods_path(NS, pod.name), b'{"gracePeriodSeconds":0}')
-    await gone(s, pod)
-
-
-async def gone(s: Scene, pod: PodView) -> None:
-    await s.ledger.tasks_gone([pod.uid], 1)
-    await s.bus.publish([Outgoing("drystone.cluster", "pod/" + pod.uid, None, EventType.CLUSTER)])
-
-
-async def next_plans(reader: FullReader, wait_s: float = 3.0) -> list[EvictionPlan]:
-    plans: list[EvictionPlan] = []
-    for record in await reader.batch(10, wait_s):
-        assert record.value is not None
-        items = msgspec.json.decode(record.value)["items"]
-        plans += [msgspec.convert(item, EvictionPlan) for item in items]
-    return plans
+from tests.component.placement_scene import (
+    NS,
+    Scene,
+    all_run,
+    binder,
+    fill,
+    gone,
+    leave,
+    next_plans,
+    placement,
+    running,
+    scene,
+    settle_facts,
+)
 
 
 async def report(s: Scene, outcome: EvictionOutcome) -> None:
@@ -138,9 +114,7 @@ async def test_a_gang_that_lost_a_member_for_good_is_refilled_where_that_is_poss
         async with running(service, binder(s)):
             pods = [s.pod(f"g{i}", gang="g", gang_min=4) for i in range(4)]
             await s.hint(*pods)
-            await s.until(lambda: len(s.bound()) == 4)
-            await settle_facts(s)
-            await s.until(lambda: len(service.state.view.pods) == 4)
+            await all_run(s, service, 4)
             await leave(s, pods[3])
             await s.hint(s.pod("g9", gang="g", gang_min=4))
             await s.until(lambda: s.bound().keys() == {"g0", "g1", "g2", "g9"})
@@ -159,9 +133,7 @@ async def test_of_two_broken_gangs_the_lowest_yields_and_the_other_goes_on_in_it
             two = [s.pod(f"b{i}", gang="b", gang_min=3) for i in range(3)]
             for pods in (one, two):
                 await s.hint(*pods)
-            await s.until(lambda: len(s.bound()) == 6)
-            await settle_facts(s)
-            await s.until(lambda: len(service.state.view.pods) == 6)
+            await all_run(s, service, 6)
             # The devices of both lost members go to others before their replacements come.
             for pod in (one[2], two[2]):
                 await leave(s, pod)
@@ -186,9 +158,7 @@ async def test_a_gang_whose_members_ended_well_is_not_broken() -> None:
         async with running(service, binder(s)):
             pods = [s.pod(f"g{i}", gang="g", gang_min=3) for i in range(3)]
             await s.hint(*pods)
-            await s.until(lambda: len(s.bound()) == 3)
-            await settle_facts(s)
-            await s.until(lambda: len(service.state.view.pods) == 3)
+            await all_run(s, service, 3)
             s.end_pod("g0", "Succeeded")
             await gone(s, pods[0])
             await fill(s, s.pod("x", priority="high"))

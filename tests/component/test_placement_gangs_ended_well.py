@@ -8,8 +8,18 @@ from libs.domain.plans import Assignment
 from libs.domain.resources import Charge, GpuGrant
 from libs.kube import boundpods, trainingjobs, writes
 from libs.kube.pods import PodView
-from tests.component.placement_scene import NS, Scene, binder, placement, running, scene
-from tests.component.test_placement_disruption import fill, gone, settle_facts
+from tests.component.placement_scene import (
+    NS,
+    Scene,
+    all_run,
+    binder,
+    fill,
+    gone,
+    placement,
+    running,
+    scene,
+    settle_facts,
+)
 
 
 async def bound_by_hand(s: Scene, pod: PodView, node: str, gpu: int) -> PodView:
@@ -120,9 +130,7 @@ async def test_a_gang_that_is_whole_by_what_ended_well_keeps_no_broken_one_from_
             well = [s.pod(f"w{i}", gang="well", gang_min=2) for i in range(2)]
             for pods in (well, broken):
                 await s.hint(*pods)
-            await s.until(lambda: len(s.bound()) == 5)
-            await settle_facts(s)
-            await s.until(lambda: len(service.state.view.pods) == 5)
+            await all_run(s, service, 5)
             s.end_pod("w0", "Succeeded")
             await gone(s, well[0])
             s.end_pod("b0", "Failed")

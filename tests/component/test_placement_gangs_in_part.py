@@ -11,7 +11,8 @@ from libs.contracts.events import EventType, Landed, OutcomesBatch, PlanOutcome,
 from libs.domain import keys
 from libs.domain.plans import Plan
 from libs.kube import writes
-from tests.component.placement_scene import NS, Scene, fact, placement, running, scene, seen
+from libs.kube.pods import PodView
+from tests.component.placement_scene import NS, Scene, placement, running, scene, settle_facts
 
 
 async def report(s: Scene, plan: Plan, landed: dict[str, Landed]) -> None:
@@ -55,20 +56,23 @@ async def test_a_member_that_came_back_is_decided_as_soon_as_the_others_are_boun
             assert [a.name for a in s.plans[1].assignments] == ["g0"]
 
 
+async def two_of_three(s: Scene, *, terminating: bool = False) -> list[PodView]:
+    """A gang of three of which the first two run on n1."""
+    pods = [s.pod(f"g{i}", gang="g", gang_min=3) for i in range(3)]
+    for index, pod in enumerate(pods[:2]):
+        granted = {keys.GPUS: str(index), keys.GPU_MILLI: "1000", keys.GPU_MIB: "40960"}
+        answer = await writes.bind(s.kube, NS, pod.name, pod.uid, pod.version, "n1", granted)
+        assert answer.ok, answer.body
+    await settle_facts(s, terminating=terminating)
+    return pods
+
+
 async def test_no_member_joins_those_that_are_leaving() -> None:
     """Two of three run and are being evicted as the third, made anew, asks for room: it would be left alone."""
     async with scene() as s:
         await s.facts(s.node("n1"))
         service = placement(s, placement_condition_s=0.05)
-        pods = [s.pod(f"g{i}", gang="g", gang_min=3) for i in range(3)]
-        for index, pod in enumerate(pods[:2]):
-            granted = {keys.GPUS: str(index), keys.GPU_MILLI: "1000", keys.GPU_MIB: "40960"}
-            answer = await writes.bind(s.kube, NS, pod.name, pod.uid, pod.version, "n1", granted)
-            assert answer.ok, answer.body
-        for pod in s.read_pods():
-            if pod.node:
-                await s.ledger.tasks_seen([seen(pod)], 1)
-                await s.publish_facts(msgspec.structs.replace(fact(pod), gang_min=3, terminating=True))
+        pods = await two_of_three(s, terminating=True)
         async with running(service):
             await s.until(lambda: len(service.state.view.pods) == 2)
             await s.hint(pods[2])
@@ -80,15 +84,7 @@ async def test_no_member_joins_those_that_are_to_go_until_they_are_let_stay() ->
     async with scene() as s:
         await s.facts(s.node("n1"))
         service = placement(s, placement_condition_s=0.05)
-        pods = [s.pod(f"g{i}", gang="g", gang_min=3) for i in range(3)]
-        for index, pod in enumerate(pods[:2]):
-            granted = {keys.GPUS: str(index), keys.GPU_MILLI: "1000", keys.GPU_MIB: "40960"}
-            answer = await writes.bind(s.kube, NS, pod.name, pod.uid, pod.version, "n1", granted)
-            assert answer.ok, answer.body
-        for pod in s.read_pods():
-            if pod.node:
-                await s.ledger.tasks_seen([seen(pod)], 1)
-                await s.publish_facts(msgspec.structs.replace(fact(pod), gang_min=3))
+        pods = await two_of_three(s)
         async with running(service):
             await s.until(lambda: len(service.state.view.pods) == 2)
             service.state.marked_by_others([pods[0].uid], 0.0)

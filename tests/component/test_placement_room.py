@@ -14,8 +14,21 @@ from libs.domain.resources import WHOLE
 from libs.kube import trainingjobs, writes
 from libs.kube.grouping import job_of
 from libs.kube.pods import PodView
-from tests.component.placement_scene import NS, Scene, binder, fact, placement, running, scene, seen
-from tests.component.test_placement_disruption import fill, gone, leave, next_plans, settle_facts
+from tests.component.placement_scene import (
+    NS,
+    Scene,
+    binder,
+    fact,
+    fill,
+    gone,
+    leave,
+    next_plans,
+    placement,
+    running,
+    scene,
+    seen,
+    settle_facts,
+)
 
 
 async def test_a_job_that_protection_holds_up_is_told_until_when_and_then_has_its_room() -> None:
