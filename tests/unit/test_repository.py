@@ -152,14 +152,30 @@ def test_compose_volumes_are_declared_and_mounted_files_exist() -> None:
                 assert source in compose()["volumes"], f"{name} mounts {source}"
 
 
-def test_compose_runs_every_service_with_settings_that_exist() -> None:
-    services = compose()["services"]
-    assert {s["command"][1] for s in services.values() if s.get("command", [""])[0] == "service"} == set(SERVICES)
-    known = {
+@cache
+def variables() -> frozenset[str]:
+    """Of the environment, as settings read them."""
+    return frozenset(
         f"DRYSTONE_{name.upper()}"
         for settings in (ROOT / "libs/host/settings.py", *(ROOT / "services").glob("*/settings.py"))
         for name in re.findall(r"^    ([a-z_]+):", settings.read_text(), re.MULTILINE)
-    }
+    )
+
+
+def test_documents_and_manifests_name_only_variables_that_are_read() -> None:
+    seen = 0
+    for name in tracked():
+        if name.endswith((".md", ".yaml", ".yml")) or name in ("Dockerfile", "Makefile"):
+            named = set(re.findall(r"\bDRYSTONE_[A-Z][A-Z0-9_]*[A-Z0-9]\b(?!_?\*)", text_of(name)))
+            assert named <= variables(), f"{name}: {sorted(named - variables())}"
+            seen += len(named)
+    assert seen > 100
+
+
+def test_compose_runs_every_service_with_settings_that_exist() -> None:
+    services = compose()["services"]
+    assert {s["command"][1] for s in services.values() if s.get("command", [""])[0] == "service"} == set(SERVICES)
+    known = variables()
     config = yaml.safe_load(text_of("k8s/base/config.yaml"))["data"]
     for said in (config, *(s["environment"] for n, s in services.items() if n in SERVICES)):
         assert said.keys() <= known
