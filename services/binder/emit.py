@@ -25,6 +25,7 @@ from libs.contracts.events import EventType, Landed, OutcomesBatch, PlanOutcome,
 from libs.contracts.topics import OUTCOMES
 from libs.runtime.clock import Clock
 from libs.runtime.insist import Insist
+from libs.runtime.pace import Pace
 from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 from services.binder import metrics
 from services.binder.hand import PlanInHand, Write
@@ -57,6 +58,7 @@ class Emitter:
         self._news = asyncio.Event()
         self._flushing = False
         self._flushed_at = float("-inf")
+        self._pace = Pace()
         self.closed: Callable[[PlanInHand], None] = lambda _hand: None
 
     @property
@@ -114,15 +116,18 @@ class Emitter:
             await self._news.wait()
             # Nobody waits for a report by the millisecond, and each costs a ledger call and a publication: the first
             # leaves at once, those of a burst together.
-            pause = FLUSH_EVERY_S - (self._clock.monotonic() - self._flushed_at)
+            now = self._clock.monotonic()
+            pause = max(self._pace.pause(now), FLUSH_EVERY_S - (now - self._flushed_at))
             if pause > 0:
                 await self._clock.sleep(pause)
             self._flushing = True
             self._flushed_at = self._clock.monotonic()
+            self._pace.began(self._flushed_at)
             try:
                 await self.flush()
             finally:
                 self._flushing = False
+                self._pace.ended(self._clock.monotonic())
 
     async def flush(self) -> None:
         """Everything that has landed by now. Returns when it is acknowledged; retries passing faults until then."""

@@ -22,6 +22,7 @@ from libs.kube.port import Kube
 from libs.kube.reflector import Reflector
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.runtime.pace import Pace
 from libs.runtime.tasks import never_ends
 from libs.store.pages import dump_pages
 from libs.store.port import Ledger, LedgerUnavailable
@@ -110,6 +111,7 @@ class Leadership:
         self._sweep = False
         self._rebuilding = False
         self._reported_at = float("-inf")
+        self._pace = Pace()
         self.synced = False
 
     async def run(self) -> None:
@@ -283,15 +285,19 @@ class Leadership:
         pause = Backoff(0.05, 2.0)
         while True:
             await self._changed.wait()
-            if self.synced and not self.picture.urgent:
-                # What is bound or gone is reported together; what waits for a decision is reported at once.
-                gather = GATHER_S - (self._clock.monotonic() - self._reported_at)
+            if self.synced:
+                # What is bound or gone is reported together; what waits for a decision at once, unless much does.
+                now = self._clock.monotonic()
+                gather = self._pace.pause(now)
+                if not self.picture.urgent:
+                    gather = max(gather, GATHER_S - (now - self._reported_at))
                 if gather > 0:
                     await self._clock.sleep(gather)
             self._changed.clear()
             if not self._listed.issuperset(PATHS):
                 continue
             self._reported_at = self._clock.monotonic()
+            self._pace.began(self._reported_at)
             arrived, self._arrived_at = self._arrived_at, None
             changes = None
             while True:
@@ -310,6 +316,7 @@ class Leadership:
                     log.warning("ledger unavailable", fault=str(fault))
                     await self._clock.sleep(pause.next())
             pause.reset()
+            self._pace.ended(self._clock.monotonic())
             if arrived is not None:
                 metrics.LAG.observe(time.monotonic() - arrived)
 
