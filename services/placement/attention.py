@@ -3,13 +3,15 @@
 Alike jobs share a verdict, so a thousand of them cost one evaluation. A thousand that all differ cost a thousand, at
 every event that might help them. So evaluations that place nothing are bounded per queue: `per_s` a second. A queue of
 which the last STREAK came to nothing is decided in slices of SLICE, with pauses between them in which others are
-served; any success opens it again. A queue never seen before begins with START jobs in a pass.
+served; any success opens it again. A queue never seen before begins with START jobs in a pass. While anything is
+being placed, all rates are a quarter (`busy`): what comes to nothing has the time that is left.
 
 Who was looked at before is looked at again at half of `per_s` at most, so that who is new is never behind those for
 long; and the more rarely, the longer nothing of the queue was placed: after CALM evaluations in vain the rate falls as
 their number grows, down to an eighth of `per_s`. With N groups of alike jobs each is so looked at again every
-8 N / `per_s` seconds at the latest. A node that joins or changes makes the rate full again. The first in line is tried
-at every event, or 10 / `per_s` seconds after it was last tried. Pure: time is handed in.
+8 N / `per_s` seconds at the latest, four times that where others are placed all the while. A node that joins or changes
+makes the rate full again. The first in line is tried at every event, or 10 / `per_s` seconds after it was last tried.
+Pure: time is handed in.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ AGAIN_MOST: Final = 1 / 2
 AGAIN_LEAST: Final = 1 / 8
 #: And the first in line by itself.
 FIRST: Final = 1 / 10
+#: Of each rate, while anything is being placed.
+BUSY: Final = 1 / 4
 
 
 @dataclass(slots=True)
@@ -44,8 +48,17 @@ class _Record:
 class Attention:
     def __init__(self, per_s: float = 200.0) -> None:
         self.per_s = per_s
-        self._pause = SLICE / per_s
+        #: Something is being placed.
+        self.busy = False
         self._records: dict[str, _Record] = {}
+
+    @property
+    def _now_per_s(self) -> float:
+        return self.per_s * BUSY if self.busy else self.per_s
+
+    @property
+    def _pause(self) -> float:
+        return SLICE / self._now_per_s
 
     def failed(self, queue: str) -> bool:
         """An evaluation placed nothing; whether the queue is bounded from now on."""
@@ -113,7 +126,7 @@ class Attention:
     def again_per_s(self, queue: str) -> float:
         record = self._records.get(queue)
         rare = CALM / record.streak if record is not None and record.streak > CALM else 1.0
-        return self.per_s * max(AGAIN_LEAST, AGAIN_MOST * rare)
+        return self._now_per_s * max(AGAIN_LEAST, AGAIN_MOST * rare)
 
     def first(self, queue: str, now: float) -> bool:
         """Whether the first in line may be looked at again; taken as done."""
@@ -128,7 +141,7 @@ class Attention:
         record = self._records.get(queue)
         if record is None or record.streak < STREAK:
             return now
-        at = record.first_at + 1 / (FIRST * self.per_s)
+        at = record.first_at + 1 / (FIRST * self._now_per_s)
         return at if at > now + 1e-9 else now
 
     def count(self, queue: str) -> int:

@@ -34,7 +34,7 @@ from services.placement.emit import Emitter
 from services.placement.jobs import Job
 from services.placement.reserve import LEND_SLACK_S, Reservations
 from services.placement.settings import PlacementSettings
-from services.placement.state import State
+from services.placement.state import BUSY_S, State
 
 log = structlog.get_logger()
 
@@ -123,6 +123,7 @@ class Cycle:
         """One pass; whether there was anything to decide."""
         state, now = self._state, self._clock.monotonic()
         news = state.view.news
+        state.pending.attention.busy = now - state.claimed_at < BUSY_S
         while self._times and self._times[0] <= now:
             self._timed.discard(heapq.heappop(self._times))
             news.kinds.add(Wake.TIME)

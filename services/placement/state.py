@@ -18,6 +18,8 @@ from services.placement.wake import Waiting
 
 #: How long a pod that others have marked is passed over before it is tried again.
 FOREIGN_MARK_S: Final = 30.0
+#: Something is being placed as long as the last claim is no older, seconds.
+BUSY_S: Final = 1.0
 
 
 @dataclass(slots=True)

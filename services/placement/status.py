@@ -35,7 +35,7 @@ from services.placement.explain import Explainer, sentence
 from services.placement.jobs import Job
 from services.placement.letters import Haste, Outbox, Pace
 from services.placement.settings import PlacementSettings
-from services.placement.state import State
+from services.placement.state import BUSY_S, State
 
 log = structlog.get_logger()
 
@@ -45,8 +45,6 @@ _TRIES: Final = 5
 _YIELD_S: Final = 0.3
 #: What is said at a stretch, seconds; then others have the loop.
 _STRETCH_S: Final = 0.002
-#: Something is being placed as long as the last claim is no older, seconds.
-_BUSY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +278,7 @@ class Teller:
             while True:
                 outbox.arrived.clear()
                 now, haste = self._clock.monotonic(), outbox.first()
-                busy = now - self._state.claimed_at < _BUSY_S
+                busy = now - self._state.claimed_at < BUSY_S
                 wait = None if haste is None else pace.wait(haste, now, busy)
                 if haste is not None and not wait:
                     pace.take(haste, now)

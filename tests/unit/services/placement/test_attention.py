@@ -67,6 +67,17 @@ def test_who_waits_in_vain_is_looked_at_the_more_rarely_the_longer_and_a_new_nod
     assert attention.again_per_s("a") == 80.0 * AGAIN_MOST
 
 
+def test_while_others_are_placed_it_gets_a_quarter() -> None:
+    attention = Attention(per_s=80.0)
+    for _ in range(STREAK):
+        attention.failed("a")
+    attention.took("a", 0.0)
+    calm = attention.opens("a", 0.0), attention.again_per_s("a")
+    attention.busy = True
+    assert (attention.opens("a", 0.0), attention.again_per_s("a")) == (4 * calm[0], calm[1] / 4)
+    assert attention.most("z", 0.0, 256) == START, "who is new is not held up by it"
+
+
 def test_the_first_in_line_is_tried_at_events_that_are_not_too_close_together() -> None:
     attention = Attention(per_s=100.0)
     assert attention.first("a", 0.0) and attention.first("a", 0.0), "a queue that is not bounded"
