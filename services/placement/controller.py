@@ -4,15 +4,17 @@ The object and its pods are the truth; the status is a summary that can be worke
 `status.attempt` is the first attempt number of the present round: pods of lower numbers are of a round that failed. A
 pod that was lost (evicted, deleted, refused by kubelet) is no failure: its task is placed again under a higher number,
 beside those that still run. Job objects are looked at when one of their pods ended, and in every slow pass; never in
-the hot path.
+the hot path. Looks and deletions take turns, a few at a time each: with jobs ending all the time neither may wait until
+the other has nothing left to do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
+from typing import Final
 
 import msgspec
 import structlog
@@ -38,7 +40,9 @@ from services.placement.truth import Truth, read_done
 log = structlog.get_logger()
 
 #: How long a look waits for further pods of the job to end.
-_GATHER_S = 0.1
+_GATHER_S: Final = 0.1
+#: Calls at once. One after the other, the time of an answer would set the pace at which jobs may end.
+WIDTH: Final = 8
 
 
 class Controller:
@@ -51,7 +55,8 @@ class Controller:
         #: The status as last written or read, by job key; and what was read of the object, where it was.
         self._status: dict[str, TrainingJobStatus] = {}
         self._leaving: list[tuple[float, str, str, str]] = []  # (wall time, namespace, name, uid)
-        self._to_leave: set[str] = set()  # uids of those
+        self._due: dict[str, tuple[str, str]] = {}  # those whose time has come: uid -> (namespace, name)
+        self._to_leave: set[str] = set()  # uids of both
         self._doomed: dict[str, PodView] = {}
         teller.waiting_object = self.waiting
 
@@ -210,24 +215,39 @@ class Controller:
                 pass
 
     async def _turn(self) -> None:
-        state = self._state
-        while self._doomed:
-            uid, pod = next(iter(self._doomed.items()))
-            answer = await writes.delete_pod(self._kube, pod.namespace, pod.name, uid)
-            if classify(answer) in (Outcome.UNSURE, Outcome.THROTTLED):
-                raise ReadFailed(pod.name, answer)
-            del self._doomed[uid]
-        while state.look:
-            key = next(iter(state.look))
-            await self._look(key)
-            state.look.discard(key)
+        """Raises ReadFailed where something failed, after all else was tried."""
+        failed = await _at_once(list(self._doomed), self._delete_pod)
+        failed += await _at_once(list(self._state.look), self._look_once)
         while self._leaving and self._leaving[0][0] <= self._clock.wall():
-            _, namespace, name, uid = self._leaving[0]
-            answer = await writes.delete_trainingjob(self._kube, namespace, name, uid)
-            if classify(answer) in (Outcome.UNSURE, Outcome.THROTTLED):
-                raise ReadFailed(name, answer)
-            heapq.heappop(self._leaving)
-            self._to_leave.discard(uid)
+            _, namespace, name, uid = heapq.heappop(self._leaving)
+            self._due[uid] = (namespace, name)
+        failed += await _at_once(list(self._due), self._delete_object)
+        if failed:
+            raise failed[0]
+
+    async def _delete_pod(self, uid: str) -> None:
+        pod = self._doomed[uid]
+        answer = await writes.delete_pod(self._kube, pod.namespace, pod.name, uid)
+        if classify(answer) in (Outcome.UNSURE, Outcome.THROTTLED):
+            raise ReadFailed(pod.name, answer)
+        del self._doomed[uid]
+
+    async def _delete_object(self, uid: str) -> None:
+        namespace, name = self._due[uid]
+        answer = await writes.delete_trainingjob(self._kube, namespace, name, uid)
+        if classify(answer) in (Outcome.UNSURE, Outcome.THROTTLED):
+            raise ReadFailed(name, answer)
+        del self._due[uid]
+        self._to_leave.discard(uid)
+
+    async def _look_once(self, key: str) -> None:
+        # Taken out before: what happens to the job while we read calls for another look.
+        self._state.look.discard(key)
+        try:
+            await self._look(key)
+        except BaseException:
+            self._state.look.add(key)
+            raise
 
     async def _look(self, key: str) -> None:
         kind, namespace, name = key.split("/", 2)
@@ -274,6 +294,26 @@ class Controller:
         self._status[key] = status
         _, namespace, name = key.split("/", 2)
         self._teller.write(ObjectWords(namespace, name, job.head.uid, status, haste, job.head.queue))
+
+
+async def _at_once(items: Collection[str], call: Callable[[str], Awaitable[None]]) -> list[ReadFailed]:
+    """`call` each, a few at a time. Returns what failed; after a few failures the API server is away, and no more are
+    begun."""
+    left, failed = iter(items), list[ReadFailed]()
+
+    async def some() -> None:
+        for item in left:
+            try:
+                await call(item)
+            except ReadFailed as error:
+                failed.append(error)
+            if len(failed) >= WIDTH:
+                return
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(min(WIDTH, len(items))):
+            tasks.create_task(some(), name=f"job objects {number}")
+    return failed
 
 
 def _seconds(text: str | None) -> float | None:
