@@ -1,7 +1,8 @@
 """The catalogue of events: AsyncAPI 3 and JSON Schemas, generated from `libs/contracts`.
 
-`python -m tools.catalog` writes `docs/asyncapi.yaml`, `docs/schemas/` and the table of settings (`docs/settings.md`);
-with `--check` it writes nothing and ends with 1 when what is there is not what it would write.
+`python -m tools.catalog` writes `docs/asyncapi.yaml`, `docs/schemas/` and the tables of settings (`docs/settings.md`)
+and metrics (`docs/metrics.md`); with `--check` it writes nothing and ends with 1 when what is there is not what it
+would write.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from libs.contracts.events import EventType
 from libs.contracts.submission import MOST_BYTES, CancelJob, SubmitJob
 from libs.contracts.templates import ShortTemplate
 from libs.contracts.topics import Topic
-from tools import settings
+from tools import metrics, settings
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 _DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -217,6 +218,7 @@ def files() -> dict[str, str]:
     for event in EVENTS:
         rendered[f"schemas/{event.name}.json"] = json.dumps(schema(event), indent=2, ensure_ascii=False) + "\n"
     rendered["settings.md"] = settings.render()
+    rendered["metrics.md"] = metrics.render()
     return rendered
 
 

@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from libs.contracts.tenants import TenantPolicy
 from libs.host.settings import PREFIX, CommonSettings
 
-_CLASSES: Final = {
+SERVICES: Final = {
     "watcher": ("services.watcher.settings", "WatcherSettings"),
     "metrics-collector": ("services.metrics_collector.settings", "CollectorSettings"),
     "placement": ("services.placement.settings", "PlacementSettings"),
@@ -38,7 +38,7 @@ def render() -> str:
         "",
         *_table(CommonSettings, CommonSettings, PREFIX),
     ]
-    for service, (module, name) in _CLASSES.items():
+    for service, (module, name) in SERVICES.items():
         kind = getattr(importlib.import_module(module), name)
         lines += ["", f"## {service}", "", *_table(kind, CommonSettings, PREFIX)]
     lines += [

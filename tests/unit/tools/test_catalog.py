@@ -16,6 +16,7 @@ from libs.contracts.access import SERVICES
 from libs.contracts.strict import Rejected
 from libs.contracts.submission import Submission, parse_submit
 from libs.contracts.tenants import TenantPolicy
+from libs.observe.metrics import REGISTRY
 from tools import catalog
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,3 +115,16 @@ def test_placement_joins_its_group() -> None:
     from services.placement.settings import PlacementSettings
 
     assert PlacementSettings.model_fields["placement_group"].default == SERVICES["placement"].group
+
+
+def test_every_metric_of_a_service_is_in_the_table() -> None:
+    for service in SERVICES:
+        importlib.import_module(f"services.{service.replace('-', '_')}.app")
+    listed = set(re.findall(r"^\| `([a-z_]+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
+    made = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in REGISTRY.collect()
+        if family.name.startswith(("drystone_", "gpu_"))
+    }
+    assert len(made) > 60
+    assert made <= listed
