@@ -280,7 +280,7 @@ class Cycle:
 
     def _grantable(self, decision: Decision) -> Sequence[Placement]:
         view = self._state.view
-        if not view.measured_note():
+        if not view.measured.note():
             return decision.placements
         return [self._granted(p) for p in decision.placements]
 
@@ -338,7 +338,7 @@ class Cycle:
         elif Wake.TIME in verdict.wakes_on:
             self._time(now + (verdict.until - self._clock.wall() if verdict.until else 1.0))
         if verdict.kind is not Kind.WAIT and verdict.reason in _ON_GPU_SIZES:
-            verdict = noted(verdict, state.view.measured_note())
+            verdict = noted(verdict, state.view.measured.note())
         state.waiting.hold(job, looks, verdict)
         self._say(job, verdict)
 

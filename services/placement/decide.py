@@ -15,7 +15,7 @@ import msgspec
 from libs.contracts.events import JobStatus, Landed
 from libs.domain.jobs import Phase, Task
 from libs.domain.line import Turn
-from libs.domain.nodes import Gpu, Node, newer
+from libs.domain.nodes import newer
 from libs.domain.plans import Assignment, EvictionPlan, Plan
 from libs.domain.verdicts import FITS, Kind, Reason, Verdict, Wake
 from libs.engine.api import Decision, Placement
@@ -327,38 +327,3 @@ def judge_outcome(landed: Landed, failures: int, *, at_once: int, jitter: float)
 def _pause(times: int, base_s: float, cap_s: float, jitter: float) -> float:
     """Growing, capped; `jitter` in 0..1 takes up to half of it away."""
     return min(cap_s, base_s * 2.0 ** min(max(times, 0), 16)) * (1.0 - jitter / 2)
-
-
-# --- measured facts --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What the exporter says of one device; `at` is when we received it (monotonic)."""
-
-    mib: int
-    model: str
-    uuid: str
-    at: float
-
-
-def filled(node: Node, measured: dict[int, Measured], *, now: float, max_age_s: float) -> Node:
-    """The node with what it does not declare about its devices taken from fresh measurements. Declared facts win: they
-    are what the device plugin was configured by, and they do not flicker."""
-    if not node.gpus or not measured or all(g.mib and g.model for g in node.gpus):
-        return node
-    gpus: list[Gpu] = []
-    for gpu in node.gpus:
-        fact = measured.get(gpu.index)
-        if fact is None or now - fact.at > max_age_s:
-            gpus.append(gpu)
-        else:
-            gpus.append(
-                Gpu(
-                    index=gpu.index,
-                    mib=gpu.mib or fact.mib,
-                    model=gpu.model or fact.model.replace(" ", "-"),
-                    uuid=gpu.uuid or fact.uuid,
-                )
-            )
-    return msgspec.structs.replace(node, gpus=tuple(gpus))

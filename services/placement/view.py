@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import msgspec
-
 from libs.contracts.events import (
     AttachFact,
     ClaimFact,
@@ -27,14 +25,14 @@ from libs.contracts.events import (
 from libs.domain.jobs import Task
 from libs.domain.nodes import Node, newer
 from libs.domain.queues import Queue, QueueHistory
-from libs.domain.resources import WHOLE, Charge, GpuGrant
+from libs.domain.resources import Charge
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Wake
 from libs.domain.volumes import ClaimState
 from libs.engine.api import Engine, RunningTask
 from libs.kube.grouping import Known
 from libs.kube.queues import of_namespaces
-from services.placement.decide import Measured, filled
+from services.placement.measured import Measurements
 from services.placement.wake import News
 
 
@@ -52,7 +50,6 @@ class View:
         self._mix_slots = mix_slots
         self._tenants = dict(tenants or {})
         self._new_engine = new_engine
-        self._gpu_max_age_s = gpu_max_age_s
         self.engine = new_engine()
         self._begins_at = 0.0
         self.news = News()
@@ -70,8 +67,7 @@ class View:
         #: What `use` was given last.
         self._taken_in: Iterable[NodeUse] = ()
         self._queue_uses: dict[str, QueueUse] = {}
-        self._measured: dict[str, dict[int, Measured]] = {}
-        self._filled: set[str] = set()
+        self.measured = Measurements(gpu_max_age_s)
         #: uids of pods that make room for somebody.
         self.marked: set[str] = set()
         #: Called with a pod's fact when it is seen to hold room, and with its last fact when it holds none any more.
@@ -183,13 +179,8 @@ class View:
         elif known.spec != node.spec or known.uid != node.uid:
             self.news.kinds.add(Wake.NODE_CHANGED)
 
-    def _feed_node(self, node: Node, now: float) -> None:
-        measured = self._measured.get(node.name)
-        if measured:
-            with_facts = filled(node, measured, now=now, max_age_s=self._gpu_max_age_s)
-            (self._filled.discard if with_facts is node else self._filled.add)(node.name)
-            node = with_facts
-        self.engine.node_seen(node)
+    def _feed_node(self, node: Node, now: float | None) -> None:
+        self.engine.node_seen(self.measured.complete(node, now))
 
     def _see_queue(self, queue: Queue) -> None:
         self.reached(queue.version)
@@ -276,53 +267,30 @@ class View:
     # -- measurements -------------------------------------------------------------------------------------------------
 
     def measure(self, facts: GpuFacts, now: float) -> None:
-        """Ages count from receipt: the exporter's clock is not ours. A node that declares enough is left alone."""
-        self._measured[facts.node] = {g.index: Measured(g.mib_total, g.model, g.uuid, now) for g in facts.gpus}
+        """A node that declares enough is left alone."""
+        self.measured.take(facts, now)
         node = self.nodes.get(facts.node)
         if node is None or all(g.mib and g.model for g in node.gpus):
             return
-        first = facts.node not in self._filled
+        first = facts.node not in self.measured.filled
         self._feed_node(node, now)
-        if first and facts.node in self._filled:
+        if first and facts.node in self.measured.filled:
             self.news.kinds.add(Wake.NODE_CHANGED)
 
     def forget_old_measurements(self, now: float) -> None:
-        """Facts that aged out no longer fill in; the declared sizes are what is left."""
-        for name in list(self._measured):
-            measured = self._measured[name]
-            if all(now - m.at > self._gpu_max_age_s for m in measured.values()):
-                del self._measured[name]
-                node = self.nodes.get(name)
-                if name in self._filled and node is not None:
-                    self._filled.discard(name)
-                    self.engine.node_seen(node)
+        for name in self.measured.forget_old(now):
+            node = self.nodes.get(name)
+            if node is not None:
+                self.engine.node_seen(node)
 
     def begin_at(self, share: float) -> None:
         """See `Engine.begin_at`."""
         self._begins_at = share
         self.engine.begin_at(share)
 
-    def measured_note(self) -> str:
-        """A word on where device sizes come from, for verdicts; empty where all nodes declare theirs."""
-        count = len(self._filled)
-        return f"device sizes of {count} node{'s' if count > 1 else ''} are measured, not declared" if count else ""
-
     def grantable(self, node: str, charge: Charge) -> Charge:
-        """The charge as the ledger can check it. Where a device's memory is measured only, the ledger knows no size to
-        hold MiB against, so the share alone bounds it, rounded up so that shares never promise more than there is."""
-        if node not in self._filled or not charge.gpus:
-            return charge
-        declared = {g.index: g.mib for g in self.nodes[node].gpus} if node in self.nodes else {}
-        measured = self._measured.get(node, {})
-        gpus = []
-        for grant in charge.gpus:
-            if declared.get(grant.index) or not grant.mib:
-                gpus.append(grant)
-                continue
-            size = measured[grant.index].mib if grant.index in measured else 0
-            milli = max(grant.milli, -(-grant.mib * WHOLE // size)) if size else WHOLE
-            gpus.append(GpuGrant(grant.index, min(milli, WHOLE), 0))
-        return msgspec.structs.replace(charge, gpus=tuple(gpus))
+        """The charge as the ledger can check it (see `Measurements.grantable`)."""
+        return self.measured.grantable(node, self.nodes.get(node), charge)
 
     # -- used room ----------------------------------------------------------------------------------------------------
 
@@ -360,9 +328,7 @@ class View:
         self._queue_uses.clear()
         self._taken_in = ()
         for node in self.nodes.values():
-            measured = self._measured.get(node.name)
-            at = min((m.at for m in measured.values()), default=0.0) if measured else 0.0
-            self._feed_node(node, at)
+            self._feed_node(node, None)
         for queue in self.queues.values():
             self.engine.queue_seen(queue)
         for history in self.histories.values():

@@ -7,16 +7,13 @@ import pytest
 
 from libs.contracts.events import JobChanged, Landed
 from libs.domain.jobs import JobHead, Task
-from libs.domain.nodes import Gpu, Node
 from libs.domain.resources import GpuRequest, Request
 from libs.domain.usage import NodeUse
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.store.port import Refusal
 from services.placement.decide import (
-    Measured,
     Next,
     Tenure,
-    filled,
     judge_outcome,
     judge_refusal,
     reason_word,
@@ -176,15 +173,6 @@ def test_a_pod_that_the_api_server_refuses_backs_off_at_once() -> None:
 def test_plan_ids_name_generation_partition_epoch_and_never_repeat() -> None:
     tenure = Tenure(partition=3, epoch=7, generation=2)
     assert [tenure.next_id(), tenure.next_id()] == ["2.3.7.1", "2.3.7.2"]
-
-
-def test_measured_sizes_fill_in_only_what_is_not_declared_and_only_while_fresh() -> None:
-    node = Node("n", "u", "1", "s", gpus=(Gpu(0, 0), Gpu(1, 40960, "A100")))
-    facts = {0: Measured(81920, "NVIDIA H100", "GPU-0", 10.0), 1: Measured(1, "other", "GPU-1", 10.0)}
-    fresh = filled(node, facts, now=20.0, max_age_s=60.0)
-    assert fresh.gpus[0] == Gpu(0, 81920, "NVIDIA-H100", "GPU-0")
-    assert (fresh.gpus[1].mib, fresh.gpus[1].model) == (40960, "A100")
-    assert filled(node, facts, now=71.0, max_age_s=60.0).gpus == node.gpus
 
 
 def test_room_that_moves_from_device_to_device_counts_as_freed() -> None:
