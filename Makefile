@@ -29,8 +29,8 @@ test: setup ## Everything: lint, types, layers, unit, property, scenarios, integ
 check: setup ## Lint, types and layers only
 	@$(BIN)/python -m tools.ci lint types layers
 
-format: setup ## Format the code and mend what the linter can mend
-	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+format: setup ## Format the code, mend what the linter can mend, wrap the documents
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix . && $(BIN)/python -m tools.prose
 
 unit: setup ## Unit, property, scenario and component tests (no servers)
 	@$(BIN)/python -m tools.ci unit

@@ -257,7 +257,7 @@ def test_documents_keep_to_the_width_of_the_code() -> None:
     """But for tables, whose rows are lines."""
     for name in (n for n in tracked() if n.endswith(".md")):
         for number, line in enumerate(text_of(name).splitlines(), 1):
-            assert len(line) <= 120 or line.startswith("|"), f"{name}, line {number}: {len(line)} characters"
+            assert len(line) <= 120 or line.startswith("|"), f"{name}, line {number}: run `python -m tools.prose`"
 
 
 def test_links_between_documents_lead_somewhere() -> None:
@@ -265,6 +265,13 @@ def test_links_between_documents_lead_somewhere() -> None:
         if name.endswith(".md"):
             for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text_of(name)):
                 assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
+
+
+def test_documents_name_only_files_that_are_there() -> None:
+    folders = "libs|services|cli|bench|tests|tools|k8s|docs|examples"
+    for name in (n for n in tracked() if n.endswith(".md")):
+        for path in re.findall(rf"`((?:{folders})/[\w./*-]+)`", text_of(name)):
+            assert any(ROOT.glob(path.rstrip("/"))), f"{name}: {path}"
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
