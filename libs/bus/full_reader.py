@@ -15,6 +15,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from libs.bus.consumer import Place, Reader, discard
 from libs.bus.port import Incoming
 from libs.bus.settings import KafkaSettings
+from libs.runtime.tasks import comes
 
 log = structlog.get_logger()
 
@@ -49,9 +50,7 @@ class KafkaFullReader(Reader):
             self._polled_at = time.monotonic()
             self._reached = True
             self._given.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._given.wait()
+            await comes(self._given, wait_s)
             return ()
         if self._changed and self._consumer is not None:
             self._changed = False

@@ -18,6 +18,7 @@ from libs.bus.ids import event_id
 from libs.bus.port import BusUnavailable, Incoming, Outgoing, Rebalanced
 from libs.contracts.topics import ALL, Topic
 from libs.domain.jobs import partition_of
+from libs.runtime.tasks import comes
 
 Place = tuple[str, int]
 
@@ -183,11 +184,8 @@ class MemoryBus:
 
     async def _wait_for_room(self, deadline: float) -> None:
         self._room.clear()
-        try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._room.wait()
-        except TimeoutError:
-            raise BusUnavailable("the slowest reader is too far behind") from None
+        if not await comes(self._room, max(0.0, deadline - time.monotonic())):
+            raise BusUnavailable("the slowest reader is too far behind")
 
 
 class _Group:

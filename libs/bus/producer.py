@@ -35,7 +35,7 @@ from libs.bus.envelope import Writer
 from libs.bus.port import BusUnavailable, Outgoing
 from libs.bus.settings import KafkaSettings
 from libs.runtime.backoff import Backoff
-from libs.runtime.tasks import at_most
+from libs.runtime.tasks import at_most, comes
 
 log = structlog.get_logger()
 
@@ -180,9 +180,7 @@ class KafkaPublisher:
     async def _send(self) -> None:
         while True:
             pause: float | None = 1.0 if self._under_way else None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
+            await comes(self._wake, pause)
             if self._under_way:
                 # Busy: what comes within this moment goes in one request. An idle bus does not wait.
                 await asyncio.sleep(GATHER_S)

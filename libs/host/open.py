@@ -23,6 +23,7 @@ from libs.kube.client import KubeClient
 from libs.kube.errors import BadConfiguration
 from libs.kube.port import Kube
 from libs.runtime.backoff import Backoff
+from libs.runtime.tasks import comes
 from libs.store.port import Ledger, LedgerMisconfigured, LedgerUnavailable
 from libs.store.redis import RedisLedger
 
@@ -141,12 +142,8 @@ async def _patiently(
             if loop.time() + pause > deadline:
                 raise PartUnavailable(f"{what} could not be reached within {limit_s:g} s: {error}.") from None
             log.warning("waiting for a part", part=what, fault=str(error), tries=backoff.tries)
-        try:
-            async with asyncio.timeout(pause):
-                await stop.wait()
+        if await comes(stop, pause):
             return False
-        except TimeoutError:
-            continue
 
 
 async def close_parts(opened: Opened) -> None:

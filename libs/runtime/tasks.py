@@ -55,6 +55,16 @@ async def at_most(work: Coroutine[Any, Any, object], seconds: float, name: str) 
     return bool(done)
 
 
+async def comes(event: asyncio.Event, within_s: float | None) -> bool:
+    """Wait for the event, at most so long (None: however long); whether it is set."""
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 def waits_at(task: asyncio.Task[Any]) -> list[FrameType]:
     """Where a task stands, outermost frame first, down to what it awaits."""
     frames: list[FrameType] = []

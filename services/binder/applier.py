@@ -20,6 +20,7 @@ from libs.contracts.events import Landed
 from libs.domain.plans import Plan
 from libs.runtime.clock import Clock
 from libs.runtime.insist import Insist
+from libs.runtime.tasks import comes
 from libs.store.port import Due, Ledger, LedgerUnavailable, Refusal, StaleGeneration
 from services.binder import decide, metrics
 from services.binder.carry import Carrier
@@ -242,11 +243,7 @@ class Applier:
     async def wait_for_room(self, most_s: float) -> None:
         """Until a plan has ended, or `most_s`."""
         self._room.clear()
-        try:
-            async with asyncio.timeout(most_s):
-                await self._room.wait()
-        except TimeoutError:
-            return
+        await comes(self._room, most_s)
 
     async def drained(self) -> None:
         while self._plans:

@@ -18,6 +18,7 @@ from libs.bus.positions import InHand, Positions
 from libs.contracts.events import NodeFact, PlansBatch
 from libs.contracts.topics import CLUSTER, PLANS
 from libs.domain.plans import Plan
+from libs.runtime.tasks import comes
 from services.binder.applier import Applier
 from services.binder.emit import Emitter
 from services.binder.facts import NodeFacts
@@ -75,11 +76,7 @@ class Intake:
         while not self.facts_ready.is_set():
             if stop.is_set():
                 return
-            try:
-                async with asyncio.timeout(0.2):
-                    await self.facts_ready.wait()
-            except TimeoutError:
-                continue
+            await comes(self.facts_ready, 0.2)
         reader = self._bus.group(GROUP, [PLANS.name], rebalanced=self._rebalanced)
         self._emitter.reader = reader
         while not stop.is_set():

@@ -29,6 +29,7 @@ from libs.kube.port import Kube
 from libs.kube.trainingjobs import TrainingJobStatus, TrainingJobView
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.runtime.tasks import comes
 from services.placement.assess import Assessment, assess
 from services.placement.decide import told
 from services.placement.jobs import Job
@@ -207,12 +208,8 @@ class Controller:
                 await self._clock.sleep(pause.next())
                 continue
             wait = self._leaving[0][0] - self._clock.wall() if self._leaving else None
-            try:
-                async with asyncio.timeout(None if wait is None else min(max(wait, 0.05), 60.0)):
-                    await state.look_event.wait()
+            if await comes(state.look_event, None if wait is None else min(max(wait, 0.05), 60.0)):
                 await self._clock.sleep(_GATHER_S)  # a gang's pods end together: one look serves them all
-            except TimeoutError:
-                pass
 
     async def _turn(self) -> None:
         """Raises ReadFailed where something failed, after all else was tried."""

@@ -18,6 +18,7 @@ from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.engine.api import Decision, PendingJob, Placement, Reserved, Start
 from libs.engine.gang import minimum
 from libs.runtime.clock import Clock
+from libs.runtime.tasks import comes
 from libs.store.port import Ledger
 from services.placement import measures
 from services.placement.commits import EVICTING, Commits
@@ -101,11 +102,7 @@ class Cycle:
             if state.pending.has_dirty and state.wake.is_set():
                 continue
             pause = None if due is None else max(due - self._clock.monotonic(), 0.001)
-            try:
-                async with asyncio.timeout(pause):
-                    await state.wake.wait()
-            except TimeoutError:
-                pass
+            await comes(state.wake, pause)
             # Readers that have something go first: a burst is ordered as a whole.
             await asyncio.sleep(0)
 

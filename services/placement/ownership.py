@@ -22,6 +22,7 @@ from libs.kube.errors import ReadFailed
 from libs.kube.port import Kube
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.runtime.tasks import comes
 from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 from services.placement import measures
 from services.placement.decide import Tenure
@@ -142,11 +143,7 @@ class Ownership:
             if self.owned - self._state.active or self._reopen:
                 continue
             due = self._last_list + self._settings.placement_slow_pass_s - self._clock.monotonic()
-            try:
-                async with asyncio.timeout(max(due, 0.01)):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await comes(self._changed, max(due, 0.01))
 
     async def _open(self) -> None:
         """Wait until the ledger is whole, and begin anew if its data set is another one: older claims are dead."""
@@ -178,11 +175,8 @@ class Ownership:
         self._reopen = False
 
     async def _until_read(self) -> None:
-        try:
-            async with asyncio.timeout(30.0):
-                await self._state.uses_ready.wait()
-        except TimeoutError:
-            raise LedgerUnavailable("used room could not be read within 30 s") from None
+        if not await comes(self._state.uses_ready, 30.0):
+            raise LedgerUnavailable("used room could not be read within 30 s")
 
     async def _until_followed(self) -> None:
         """Outcomes are read from a known place before anything is claimed: one that came before that place was known

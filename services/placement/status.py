@@ -27,7 +27,9 @@ from libs.kube.outcomes import Outcome, classify, why
 from libs.kube.pods import parse_pod
 from libs.kube.port import Answer, Kube
 from libs.kube.trainingjobs import TrainingJobStatus
+from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.runtime.tasks import comes
 from services.placement import measures
 from services.placement.decide import reason_word, told, words
 from services.placement.emit import Emitter
@@ -161,11 +163,7 @@ class Teller:
                 await asyncio.sleep(0)
                 await self._give_way(0.02)
             pause = self._due[0][0] - self._clock.monotonic() if self._due else None
-            try:
-                async with asyncio.timeout(None if pause is None else max(pause, 0.001)):
-                    await self._some.wait()
-            except TimeoutError:
-                pass
+            await comes(self._some, None if pause is None else max(pause, 0.001))
             if self._started:
                 await self._give_way(0.02)
 
@@ -283,14 +281,10 @@ class Teller:
                 if haste is not None and not wait:
                     pace.take(haste, now)
                     return outbox.pop(haste)
-                try:
-                    async with asyncio.timeout(wait):
-                        await outbox.arrived.wait()  # of more haste, it may be
-                except TimeoutError:
-                    pass
+                await comes(outbox.arrived, wait)  # of more haste, it may be
 
     async def _write(self, words_: PodWords | ObjectWords) -> None:
-        pause = 0.2
+        backoff = Backoff(0.4, 5.0)
         for _ in range(_TRIES):
             if isinstance(words_, PodWords) and self._claimed(words_):
                 return  # it waits no more, and a write now would be in the way of its binding
@@ -304,8 +298,7 @@ class Teller:
                 if outcome is Outcome.REFUSED:
                     log.warning("status refused", kind=kind, name=words_.name, why=why(answer))
                 return
-            await self._clock.sleep(max(pause, answer.retry_after_s or 0.0))
-            pause = min(pause * 2, 5.0)
+            await self._clock.sleep(max(backoff.next(), answer.retry_after_s or 0.0))
 
     def _claimed(self, words_: PodWords) -> bool:
         job = self._state.pending.jobs.get(words_.job)

@@ -34,7 +34,7 @@ class Preemptor:
         positions = Positions()
         self._emitter = Emitter(parts.bus.publisher(), positions, parts.clock, rng)
         evictor = Evictor(parts.kube, parts.ledger, self._budgets, settings, parts.clock, rng)
-        self._intake = Intake(parts.bus, self._budgets, evictor, self._emitter, positions, settings, parts.clock, rng)
+        self._intake = Intake(parts.bus, self._budgets, evictor, self._emitter, positions, settings, parts.clock)
         self._stopping = False
 
     async def serve(self, stop: asyncio.Event) -> None:

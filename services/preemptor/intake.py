@@ -8,7 +8,6 @@ hand is bounded.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 
 import msgspec
@@ -21,6 +20,7 @@ from libs.contracts.events import EvictionsBatch, PdbFact
 from libs.contracts.topics import CLUSTER, EVICTIONS
 from libs.domain.plans import EvictionPlan
 from libs.runtime.clock import Clock
+from libs.runtime.tasks import comes
 from services.preemptor import metrics
 from services.preemptor.budgets import Budgets
 from services.preemptor.emit import Emitter
@@ -46,7 +46,6 @@ class Intake:
         positions: Positions,
         settings: PreemptorSettings,
         clock: Clock,
-        rng: random.Random,
     ) -> None:
         self._bus = bus
         self._budgets = budgets
@@ -55,7 +54,6 @@ class Intake:
         self._positions = positions
         self._settings = settings
         self._clock = clock
-        self._rng = rng
         self.facts_ready = asyncio.Event()
         self._in_hand: dict[str, list[InHand]] = {}  # by plan id: the records it came with
         self._room = asyncio.Event()
@@ -90,13 +88,13 @@ class Intake:
         while not self.facts_ready.is_set():
             if stop.is_set():
                 return
-            await self._wait(self.facts_ready, 0.2)
+            await comes(self.facts_ready, 0.2)
         reader = self._bus.group(GROUP, [EVICTIONS.name], rebalanced=self._rebalanced)
         self._emitter.reader = reader
         while not stop.is_set():
             if self.plans_in_hand >= self._settings.plans_in_hand:
                 self._room.clear()
-                await self._wait(self._room, 0.2)
+                await comes(self._room, 0.2)
                 continue
             batch = await reader.batch(100, 0.2)
             for plan, record in items_of(batch, _plans, self._positions, self._emitter):
@@ -120,14 +118,7 @@ class Intake:
     async def drained(self) -> None:
         while self._in_hand:
             self._room.clear()
-            await self._wait(self._room, 0.2)
-
-    async def _wait(self, event: asyncio.Event, most_s: float) -> None:
-        try:
-            async with asyncio.timeout(most_s):
-                await event.wait()
-        except TimeoutError:
-            return
+            await comes(self._room, 0.2)
 
     def _rebalanced(self, gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
         log.info("partitions", gained=sorted(p for _, p in gained), lost=sorted(p for _, p in lost))

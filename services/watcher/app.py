@@ -16,7 +16,7 @@ from libs.kube.lease import LeaderLease
 from libs.runtime.backoff import Backoff
 from libs.runtime.lifecycle import Health
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import ended, never_ends
+from libs.runtime.tasks import comes, ended, never_ends
 from libs.store.port import LedgerUnavailable, StaleGeneration
 from services.watcher import metrics
 from services.watcher.intake import Intake
@@ -117,10 +117,7 @@ class Watcher:
 
     async def _take_job_events(self, stop: asyncio.Event) -> None:
         """Queues and priorities are known first, if the broker lets us: a hint without them names the wrong ones."""
-        try:
-            async with asyncio.timeout(5.0):
-                await self._knowledge.ready.wait()
-        except TimeoutError:
+        if not await comes(self._knowledge.ready, 5.0):
             log.warning("the topic's content is not known yet, job events are taken without it")
         await self._intake.run(stop)
 

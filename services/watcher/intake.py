@@ -22,6 +22,7 @@ from libs.kube.grouping import NOTHING_KNOWN, Known
 from libs.kube.port import Kube
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.runtime.tasks import comes
 from services.watcher import metrics
 from services.watcher.jobs import JobEvents, PassingFault
 from services.watcher.leaving import leave
@@ -145,11 +146,7 @@ class Intake:
 
     async def _wait(self, seconds: float) -> None:
         self._moved.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._moved.wait()
-        except TimeoutError:
-            return
+        await comes(self._moved, seconds)
 
     def _rebalanced(self, _gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
         self._positions.forget(lost)

@@ -4,7 +4,6 @@ them, counts nothing as unreadable, and reads what it knows besides."""
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import msgspec
@@ -89,9 +88,7 @@ async def test_the_binder() -> None:
 async def test_the_preemptor() -> None:
     budgets = Budgets()
     nobody: Any = None
-    intake = PreemptorIntake(
-        await bus(), budgets, nobody, nobody, Positions(), PreemptorSettings(), SystemClock(), random.Random(1)
-    )
+    intake = PreemptorIntake(await bus(), budgets, nobody, nobody, Positions(), PreemptorSettings(), SystemClock())
     await follow(intake)
     assert [budget.name for budget in budgets.of("team")] == ["budget"]
 

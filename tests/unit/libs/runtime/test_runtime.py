@@ -8,7 +8,17 @@ import pytest
 from libs.runtime.backoff import Backoff
 from libs.runtime.merge import MergeQueue, Put
 from libs.runtime.phases import Phase, run_phases
-from libs.runtime.tasks import EndedTask, at_most, ended, never_ends, run_until, still_wanted, supervised, waits_at
+from libs.runtime.tasks import (
+    EndedTask,
+    at_most,
+    comes,
+    ended,
+    never_ends,
+    run_until,
+    still_wanted,
+    supervised,
+    waits_at,
+)
 
 
 async def _for_ever() -> None:
@@ -191,3 +201,10 @@ async def test_a_stop_that_takes_our_cancellation_for_its_own_tasks_holds_nobody
     assert await at_most(fails(), 1.0, "stop"), "ended, whatever it said"
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         await ended([task], again_s=0.01)
+
+
+async def test_an_event_comes_or_the_time_is_over() -> None:
+    event = asyncio.Event()
+    assert not await comes(event, 0.01)
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    assert await comes(event, None)
