@@ -85,7 +85,8 @@ class Server:
         self.run = run
 
     async def open(self) -> Sequence[int]:
-        """Greet the server as a connection of ours does; (generation, whole, term) of its data set."""
+        """Greet the server as a connection of ours does; (generation, whole, term) of its data set. Raises
+        LedgerMisconfigured with one sentence where no waiting helps, else LedgerUnavailable."""
         try:
             async with asyncio.timeout(4 * self._timeout_s):
                 if self._embedded:
@@ -147,6 +148,8 @@ class Server:
             await client.connection_pool.disconnect()
 
     async def call(self, function: str, *args: Any) -> Any:
+        """One FCALL. Raises LedgerUnavailable where there was no answer, so that the effect is unknown; StaleGeneration
+        where the data set or the library is another one; StaleTerm; redis-py's ResponseError for what we got wrong."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self.client.fcall(f"{self._name}_{function}", 1, self._prefix, *args)
@@ -158,7 +161,8 @@ class Server:
             raise LedgerUnavailable(str(fault) or type(fault).__name__) from fault
 
     async def entries(self, after: int, most: int, wait_s: float) -> Sequence[tuple[bytes, Mapping[bytes, bytes]]]:
-        """Up to `most` entries of the ledger's stream behind revision `after`; none where none came within `wait_s`."""
+        """Up to `most` entries of the ledger's stream behind revision `after`; none where none came within `wait_s`
+        seconds. Raises as `call`."""
         try:
             async with asyncio.timeout(wait_s + self._timeout_s):
                 # BLOCK 0 would wait for ever.

@@ -54,6 +54,8 @@ class Landing(Protocol):
 
 
 class Carrier:
+    """Writes one after the other or many at a time: nothing is remembered here but in the writes themselves."""
+
     def __init__(
         self,
         kube: Kube,

@@ -17,7 +17,7 @@ from services.binder.pauses import Pauses
 
 class Preparer:
     def __init__(self, kube: Kube, pauses: Pauses, timeout_s: float, clock: Clock) -> None:
-        """`timeout_s` limits one read."""
+        """`timeout_s` limits one read, in seconds."""
         self._kube = kube
         self._pauses = pauses
         self._timeout_s = timeout_s
