@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,7 +60,129 @@ class EndsAtOnce(EmbeddedCluster):
             return
 
 
+class SlowList(EmbeddedCluster):
+    """From `slow` on, a list is answered as of the time when it was asked for, and not before `answers`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = False
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.mute = False
+
+    async def call(self, method: str, path: str, *args: Any, **kwargs: Any) -> Answer:
+        answer = await super().call(method, path, *args, **kwargs)
+        if self.slow and method == "GET" and path == PODS:
+            self.asked.set()
+            await self.answers.wait()
+        return answer
+
+    async def watch(
+        self, path: str, *, params: Mapping[str, str], silence_s: float = 60.0
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        async for event in super().watch(path, params=params, silence_s=silence_s):
+            if not self.mute:
+                yield event
+
+
+async def delete(cluster: EmbeddedCluster, name: str) -> None:
+    pod = parse_pod((await writes.get_pod(cluster, "default", name)).body)
+    assert (await writes.delete_pod(cluster, "default", name, pod.uid)).ok
+
+
+async def until(done: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if done():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not happen")
+
+
 class TestReflector:
+    async def test_events_go_on_while_thousands_are_listed_and_the_list_takes_nothing_of_them_back(self) -> None:
+        """The list was read before they happened and arrives after: what came is not gone, what went is not back."""
+        cluster = SlowList()
+        follower = Follower(cluster)
+        for name in ("stays", "goes", "lost"):
+            await create(cluster, name)
+        task = asyncio.create_task(follower.reflector.run())
+        await follower.sees({"stays", "goes", "lost"})
+        await create(cluster, "before")
+        await follower.sees({"stays", "goes", "lost", "before"})
+        follower.names.add("a ghost that no event will ever end")
+        cluster.slow = True
+        follower.reflector.relist()
+        async with asyncio.timeout(5):
+            await cluster.asked.wait()
+        await create(cluster, "comes")
+        await delete(cluster, "goes")
+        await create(cluster, "short")
+        await delete(cluster, "short")
+        await until(lambda: "comes" in follower.names and "goes" not in follower.names)
+        assert follower.reflector.health().lists == 1, "the list is still being read"
+        cluster.answers.set()
+        await until(lambda: follower.reflector.health().lists == 2)
+        await follower.sees({"stays", "lost", "before", "comes"})
+        assert follower.reflector.health().watches == 1
+        await create(cluster, "after")
+        await follower.sees({"stays", "lost", "before", "comes", "after"})
+        task.cancel()
+
+    async def test_a_watch_that_breaks_while_a_list_is_read_beside_it_is_begun_anew_and_so_is_the_list(self) -> None:
+        cluster = SlowList()
+        follower = Follower(cluster)
+        await create(cluster, "a")
+        task = asyncio.create_task(follower.reflector.run())
+        await follower.sees({"a"})
+        cluster.slow = True
+        follower.reflector.relist()
+        async with asyncio.timeout(5):
+            await cluster.asked.wait()
+        cluster.break_watches()
+        await create(cluster, "b")
+        await follower.sees({"a", "b"})
+        cluster.answers.set()
+        await until(lambda: follower.reflector.health().lists == 2)
+        assert follower.names == {"a", "b"}
+        task.cancel()
+
+    async def test_a_list_that_is_asked_for_while_one_is_read_is_begun_after_that(self) -> None:
+        """What was bound before the mark must be in the list, or its room would be taken for free."""
+        cluster = SlowList()
+        follower = Follower(cluster)
+        task = asyncio.create_task(follower.reflector.run())
+        await until(lambda: follower.reflector.health().watching)
+        cluster.slow = True
+        follower.reflector.relist()
+        async with asyncio.timeout(5):
+            await cluster.asked.wait()
+        cluster.mute = True
+        await create(cluster, "unheard")
+        cluster.asked.clear()
+        follower.reflector.relist()
+        async with asyncio.timeout(5):
+            await cluster.asked.wait()
+        cluster.answers.set()
+        await until(lambda: follower.reflector.health().lists == 2)
+        assert follower.names == {"unheard"}
+        task.cancel()
+
+    async def test_a_watch_that_is_mute_is_begun_anew_when_lists_show_what_it_did_not_tell(self) -> None:
+        cluster = SlowList()
+        follower = Follower(cluster)
+        task = asyncio.create_task(follower.reflector.run())
+        await until(lambda: follower.reflector.health().watching)
+        cluster.mute = True
+        await create(cluster, "a")
+        follower.reflector.relist()
+        await follower.sees({"a"})
+        assert follower.reflector.health().watches == 1
+        follower.reflector.relist()
+        await until(lambda: follower.reflector.health().watches == 2)
+        cluster.mute = False
+        await create(cluster, "b")
+        await follower.sees({"a", "b"})
+        task.cancel()
+
     async def test_a_broken_watch_goes_on_where_it_was(self) -> None:
         cluster = EmbeddedCluster()
         follower = Follower(cluster)
