@@ -19,7 +19,7 @@ import yaml
 from cli.errors import CommandError
 from libs.bus.settings import KafkaSettings
 from libs.host.open import kafka_settings, redis_ledger
-from libs.host.settings import CommonSettings, WrongSettings, read_settings
+from libs.host.settings import CommonSettings, WrongSettings, are_brokers, read_settings
 from libs.kube.client import KubeClient
 from libs.kube.errors import BadConfiguration, ReadFailed
 from libs.kube.outcomes import why
@@ -42,6 +42,8 @@ def settings() -> CommonSettings:
 
 def kafka(bootstrap: str, *, check_topics: bool = True) -> KafkaSettings:
     """`bootstrap` stands before the variable of the same name."""
+    if not are_brokers(bootstrap):
+        raise CommandError(f"--bootstrap is host:port, several separated by commas, not {bootstrap!r}")
     found = kafka_settings("cli", settings())
     # What goes wrong is told in one sentence; the client's own words before it would only be in the way.
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())

@@ -29,6 +29,12 @@ def _replica_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
+def are_brokers(text: str) -> bool:
+    """Whether this is host:port, or several of them separated by commas."""
+    parts = [server.strip().rpartition(":") for server in text.split(",")]
+    return all(host and port.isdigit() for host, _, port in parts)
+
+
 class CommonSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True)
 
@@ -94,10 +100,8 @@ class CommonSettings(BaseSettings):
             raise ValueError("SASL needs DRYSTONE_KAFKA_SASL_USERNAME and DRYSTONE_KAFKA_SASL_PASSWORD")
         if not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("DRYSTONE_REDIS_URL must begin with redis://, rediss:// or unix://")
-        for server in self.kafka_bootstrap.split(","):
-            host, _, port = server.strip().rpartition(":")
-            if not host or not port.isdigit():
-                raise ValueError("DRYSTONE_KAFKA_BOOTSTRAP must be host:port, several separated by commas")
+        if not are_brokers(self.kafka_bootstrap):
+            raise ValueError("DRYSTONE_KAFKA_BOOTSTRAP must be host:port, several separated by commas")
         for name in ("kafka_ca_file", "kafka_cert_file", "kafka_key_file", "redis_ca_file", "redis_cert_file",
                      "redis_key_file"):  # fmt: skip
             file: Path | None = getattr(self, name)

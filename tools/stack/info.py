@@ -143,7 +143,7 @@ class StackInfo:
             )
         except FileNotFoundError:
             raise StackError(
-                f"No stack in {directory}: `python -m tools.stack up --dir {directory}` starts one."
+                f"No stack in {directory}: `drystone stack up --dir {directory}` starts one."
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise StackError(f"{file} is not a stack that this version wrote: {error!r}") from error

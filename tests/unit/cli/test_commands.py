@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cli.access import kafka
 from cli.errors import CommandError
 from cli.jobs import cancel, status, submit, why
 from cli.topics import table
@@ -236,6 +237,12 @@ def test_no_broker_gives_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("drystone: no broker answers at 127.0.0.1:1: ConnectionRefusedError")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("bootstrap", ["nonsense", "", "kafka:", ":9092", "kafka:9092,"])
+def test_what_is_no_address_of_a_broker_is_said_to_be_none(bootstrap: str) -> None:
+    with pytest.raises(CommandError, match=r"^--bootstrap is host:port, several separated by commas, not '"):
+        kafka(bootstrap)
 
 
 def test_a_report_that_cannot_be_written_costs_a_sentence_and_not_the_figures(tmp_path: Path) -> None:
