@@ -76,7 +76,7 @@ class PlacementSettings(CommonSettings):
     placement_reserve_after_s: float = Field(default=60.0, ge=0, le=86_400)
     #: How long room is kept where nobody knows when the job can start; doubled at each turn. 0: no reservations.
     placement_reserve_s: float = Field(default=600.0, ge=0, le=86_400)
-    #: Evaluations a second that one queue may spend on jobs that then do not fit.
+    #: Evaluations a second that one queue may spend on jobs that then do not fit; a quarter while others are placed.
     placement_hopeless_per_s: float = Field(default=200.0, ge=1, le=100_000)
 
     #: A gang that holds less than its minimum is refilled first; after this long it is released as a whole.
