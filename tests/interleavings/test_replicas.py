@@ -40,14 +40,19 @@ async def _tail_nothing(self: RedisLedger, position: str, wait_s: float = 0.5) -
 _WORDS: Final = ("ledger commit", "ledger commit_evictions")
 
 
+async def two_replicas(world: World, **settings: Any) -> None:
+    """Of placement, beside one of all others; `settings` are placement's."""
+    await world.start("watcher")
+    await world.start("placement", "-1", **settings)
+    await world.start("placement", "-2", **settings)
+    await world.start("binder")
+
+
 @incident(compare_the_spec_only=python(watcher_decide, "parse_node", _spec_is_the_version))
 async def test_07_the_node_changes_its_version_before_each_commit_of_a_gang(world: World) -> None:
     """Singles are committed and the node beats between every decision of the gang and its commit."""
     world.node("n1", 64)
-    await world.start("watcher")
-    await world.start("placement", "-1")
-    await world.start("placement", "-2")
-    await world.start("binder")
+    await two_replicas(world)
     deciding = world.pauses.hold("placement", "ledger commit", "gang/", most=1)
     world.gang("g", 4)
     for number in range(8):
@@ -74,10 +79,7 @@ async def test_07_singles_of_another_replica_get_ahead_of_a_gang_again_and_again
     """Before every word of the gang to the ledger a single takes one of its devices, and is gone when it is decided
     again: at each commit, and at the very one that was to keep its room."""
     world.node("n1", 4)
-    await world.start("watcher")
-    for number in (1, 2):  # late enough that nobody is the head of a line (entry 20)
-        await world.start("placement", f"-{number}", placement_reserve_after_s=3600.0)
-    await world.start("binder")
+    await two_replicas(world, placement_reserve_after_s=3600.0)  # so late that nobody is the head of a line (entry 20)
     name = of_replica(1, "g", "gang")
     gang = {f"{name}{n}" for n in range(4)}
     asked: list[str] = []
@@ -111,10 +113,7 @@ async def test_08_two_replicas_check_a_limit_and_each_add_to_it(world: World) ->
     world.node("n1", 8)
     world.node("n2", 2)
     world.queue("team", 8)
-    await world.start("watcher")
-    await world.start("placement", "-1")
-    await world.start("placement", "-2")
-    await world.start("binder")
+    await two_replicas(world)
     world.pod("six", 6, queue="team")
     await world.until(lambda: "six" in world.bound(), "six of eight are used")
     names = [of_replica(1, "a"), of_replica(2, "b")]
