@@ -142,9 +142,7 @@ class StackInfo:
                 passwords=dict(saved["passwords"]),
             )
         except FileNotFoundError:
-            raise StackError(
-                f"No stack in {directory}: `drystone stack up --dir {directory}` starts one."
-            ) from None
+            raise StackError(f"No stack in {directory}: `drystone stack up --dir {directory}` starts one.") from None
         except (ValueError, KeyError, TypeError) as error:
             raise StackError(f"{file} is not a stack that this version wrote: {error!r}") from error
 
