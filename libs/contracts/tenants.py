@@ -30,7 +30,7 @@ class TenantPolicy(Strict):
     #: Tasks of one job.
     max_tasks: Annotated[int, Field(ge=1)] = 10_000
     #: Unfinished jobs at a time; more are refused with a status. None: as many as come.
-    max_pending_jobs: Annotated[int, Field(ge=1)] | None = None
+    max_pending_jobs: Annotated[int, Field(ge=1)] | None = 10_000
     #: The Pod Security Standard that its pod templates are held to.
     pod_security: Literal["restricted", "baseline"] = "restricted"
 

@@ -92,7 +92,7 @@ class JobEvents:
     # -- submit --------------------------------------------------------------------------------------------------------
 
     async def _submit_within_limit(self, record: Incoming, tenant: TenantPolicy, submission: Submission) -> None:
-        if tenant.max_pending_jobs is None:
+        if self._pending.plenty(tenant):
             await self._submit(record, tenant, submission)
             return
         async with self._pending.turn(tenant):

@@ -1,7 +1,8 @@
 """How many unfinished jobs a tenant has, for the tenants that have a limit.
 
 The count is a list of the tenant's objects, kept for a moment and added to by what this replica accepts. So the limit
-may be passed by what other replicas accept within that moment, and by no more.
+may be passed by what other replicas accept within that moment, and by no more. Far below the limit nobody takes turns,
+and the count is kept for longer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from libs.runtime.clock import Clock
 TENANT_LABEL: Final = "drystone.dev/tenant"
 _PAGE: Final = "500"
 _FRESH_S: Final = 2.0
+#: With room for so many more there is no need for turns: fewer are on their way at once, however many replicas.
+_PLENTY: Final = 5000
+_FRESH_WITH_PLENTY_S: Final = 10.0
 #: At the limit room is looked for more often: a job that ended should not have to wait for the next look.
 _FRESH_WHEN_FULL_S: Final = 0.2
 
@@ -42,6 +46,15 @@ class PendingJobs:
     def turn(self, tenant: TenantPolicy) -> asyncio.Lock:
         """Held from the question for room to the answer to the creation: two that ask at once would both be let in."""
         return self._counts.setdefault(tenant.name, _Count()).lock
+
+    def plenty(self, tenant: TenantPolicy) -> bool:
+        """Whether there is room for as many as may be on their way at once."""
+        count, most = self._counts.get(tenant.name), tenant.max_pending_jobs
+        if most is None:
+            return True
+        if count is None or self._clock.monotonic() - count.at > _FRESH_WITH_PLENTY_S:
+            return False
+        return most - count.jobs >= _PLENTY
 
     async def room(self, tenant: TenantPolicy) -> bool:
         """Whether one more may be taken. A list that cannot be had counts as room: it is a limit, not a safeguard."""

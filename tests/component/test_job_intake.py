@@ -269,6 +269,24 @@ async def test_a_tenants_jobs_beyond_its_limit_are_refused_with_a_status_until_o
         assert "after-one-ended" in {view.spec.id for view in desk.objects()}
 
 
+async def test_a_tenant_far_below_its_limit_is_counted_once_and_its_submissions_do_not_take_turns() -> None:
+    until = asyncio.Event()
+    async with Desk(intake_width=8).open() as desk:
+        await desk.send(job("first"))
+        await desk.statuses(1)
+        slow = held_up(creation, until)
+        desk.kube.faults.append(slow)
+        await desk.send(job("held-up"), partition=1)
+        await slow.held.wait()
+        await desk.send(job("meanwhile"), partition=2)
+        async with asyncio.timeout(5):
+            while "meanwhile" not in {view.spec.id for view in desk.objects()}:
+                await asyncio.sleep(0.01)
+        assert "held-up" not in {view.spec.id for view in desk.objects()}
+        until.set()
+        assert [s.reason for s in await desk.statuses(3)] == ["Accepted"] * 3
+
+
 async def test_a_replica_that_stops_hands_its_partitions_over_at_once() -> None:
     async with Desk().open() as desk:
         other, stop = desk.replica(), asyncio.Event()
