@@ -31,6 +31,7 @@ ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
     "drystone": _drystone,
     "fifo": lambda _: Fifo(),
     "fifo-backfill": lambda _: Order(),
+    "fifo+backfill": lambda _: Order(),
     "las": lambda _: many_levels(),
     "two-level": lambda _: two_levels(),
     "sjf": lambda _: Shortest(),
