@@ -335,6 +335,20 @@ def test_the_architecture_page_says_what_each_service_reads_and_writes() -> None
         assert said == [{t.name for t in may.reads}, {t.name for t in may.writes}], service
 
 
+def test_the_operations_page_says_what_the_access_lists_will() -> None:
+    """Whoever sets them by hand goes by that table."""
+
+    def said(cell: str) -> set[str]:
+        return {f"drystone.{name}" for name in cell.replace("job topics of the tenants", "jobs").split(", ")}
+
+    listed = {row[0]: row[1:] for row in rows_of("docs/operations.md", "Kafka")}
+    assert listed.keys() == access.SERVICES.keys()
+    for service, (reads, writes, group) in listed.items():
+        may = access.SERVICES[service]
+        assert (said(reads), said(writes)) == ({t.name for t in may.reads}, {t.name for t in may.writes}), service
+        assert group == may.group
+
+
 def test_documents_name_only_topics_of_the_table() -> None:
     known = {t.name for t in topics.ALL}
     for name in ("README.md", *(n for n in tracked() if n.startswith("docs/"))):
