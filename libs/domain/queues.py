@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 
 
@@ -20,7 +22,6 @@ class Weights(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu: int = 1
     cpu: int = 1
     mem: int = 1
-    models: dict[str, int] = {}
 
 
 class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,11 +50,27 @@ class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     notice_s: int = 0
 
 
+class Eviction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who was evicted for whom: `pods` pods of `job` for the job `beneficiary`, by `rule`; `at` is when the last of
+    them was told to go (seconds since the epoch)."""
+
+    job: str
+    beneficiary: str
+    rule: str
+    at: int
+    pods: int = 1
+
+    def sentence(self) -> str:
+        when = datetime.fromtimestamp(self.at, UTC)
+        return f"was evicted for {self.beneficiary} by rule {self.rule} at {when:%Y-%m-%dT%H:%M:%SZ}"
+
+
 class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a queue, with everything below it, used over time: resource seconds, of which a half is forgotten every
     `half_life_s`, as of `at` (seconds since the epoch). `evictions` has the times (seconds since the epoch) at which
     pods of a workload were evicted within the window, by the workload's key; `recent` are the uids of those that were
-    counted last, so that who decided an eviction sees it in here and counts it no longer himself."""
+    counted last, so that who decided an eviction sees it in here and counts it no longer himself. `reasons` tells for
+    whom, by workload as well: the last few, in order of time."""
 
     path: str
     at: float = 0.0
@@ -63,6 +80,7 @@ class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     mem_mib_s: int = 0
     evictions: dict[str, tuple[int, ...]] = {}
     recent: tuple[str, ...] = ()
+    reasons: dict[str, tuple[Eviction, ...]] = {}
 
 
 def ancestors(path: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 A queue's place follows from its parents. One whose parent is missing, or that is its own ancestor, stands at the top.
 Amounts are spelled as Kubernetes spells them, under the names "nvidia.com/gpu", "cpu", "memory", and
-"nvidia.com/gpu:<model>" for devices of one model. What the CRD's rules would refuse may still stand in objects older
-than the rules: it is left out, and `Placed.problems` says so.
+"nvidia.com/gpu:<model>" for devices of one model; weights have no models. What the CRD's rules would refuse may still
+stand in objects older than the rules: it is left out, and `Placed.problems` says so.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _queue(path: str, spec: QueueSpec, version: str, problems: list[tuple[str, s
         namespaces=tuple(spec.namespaces or ()),
         version=version,
         deserved=_quota(spec.deserved, "deserved", problems),
-        weights=_weights(spec.weights or {}),
+        weights=_weights(spec.weights or {}, problems),
         preemptible=spec.preemptible is not False,
         min_run_s=max(spec.min_run_seconds or 0, 0),
         notice_s=max(spec.evict_notice_seconds or 0, 0),
@@ -145,12 +145,15 @@ def _thousandths(amount: Quantity) -> int:
     return milli(amount, up=False)
 
 
-def _weights(said: Mapping[str, int]) -> Weights:
+def _weights(said: Mapping[str, int], problems: list[tuple[str, str]]) -> Weights:
     def weight(name: str) -> int:
         return min(max(said.get(name, 1), 0), MOST_WEIGHT)
 
-    models = {name[len(OF_MODEL) :]: weight(name) for name in sorted(said) if name.startswith(OF_MODEL)}
-    return Weights(weight(keys.GPU_RESOURCE), weight("cpu"), weight("memory"), models)
+    for name in sorted(said):
+        if name.startswith(OF_MODEL):
+            sentence = f"weights.{name} is left out: what is over is divided by GPUs of all models together"
+            problems.append(("WeightByModel", sentence))
+    return Weights(weight(keys.GPU_RESOURCE), weight("cpu"), weight("memory"))
 
 
 def _children(specs: Mapping[str, tuple[QueueSpec, str]], placed: Mapping[str, Placed]) -> None:

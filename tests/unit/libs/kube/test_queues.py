@@ -20,11 +20,19 @@ def reasons(place: queues.Placed) -> list[str]:
     return [reason for reason, _ in place.problems]
 
 
+def test_a_weight_for_one_model_is_left_out_and_its_owner_is_told() -> None:
+    place = queues.tree({"q": spec(weights={"nvidia.com/gpu:H100": 4, "nvidia.com/gpu": 2})})["q"]
+    assert place.queue.weights == Weights(2, 1, 1)
+    ((reason, sentence),) = place.problems
+    assert reason == "WeightByModel"
+    assert "nvidia.com/gpu:H100 is left out" in sentence
+
+
 def test_amounts_are_read_by_resource_and_by_model() -> None:
     said = {"nvidia.com/gpu": "2.5", "cpu": "1500m", "memory": "1Gi", "nvidia.com/gpu:H100": 2}
-    place = queues.tree({"q": spec(limits=said, deserved=said, weights={"nvidia.com/gpu:H100": 4, "cpu": 0})})["q"]
+    place = queues.tree({"q": spec(limits=said, deserved=said, weights={"nvidia.com/gpu": 4, "cpu": 0})})["q"]
     assert queues.limits_of(place.queue) == place.queue.deserved == Quota(2500, 1500, 1024, {"H100": 2000})
-    assert place.queue.weights == Weights(1, 0, 1, {"H100": 4})
+    assert place.queue.weights == Weights(4, 0, 1)
     assert not place.problems
     assert queues.amounts(place.queue.deserved) == {
         "nvidia.com/gpu": "2500m",
