@@ -266,6 +266,33 @@ def test_an_elastic_gang_that_shrinks_in_vain_is_reclaimed_as_a_whole() -> None:
     assert decision.rule == "reclaim"
 
 
+def test_among_jobs_that_lose_alike_the_one_of_high_priority_gave_a_share_back_for_it_had_started_last() -> None:
+    facts = cluster().node("n", gpus=2).node("m", gpus=2).queue("a", deserves=0).queue("b", deserves=4)
+    facts.running("saved", gpus=1, queue="a", on="n", priority=9, started=NOW - HOUR, checkpoint_s=1800)
+    facts.running("also", gpus=1, queue="a", on="n", priority=3, started=NOW - 2 * HOUR, checkpoint_s=1800)
+    facts.running("batch", gpus=1, queue="a", on="m", priority=1, started=NOW - 3 * HOUR, checkpoint_s=1800)
+    facts.running("urgent", gpus=1, queue="a", on="m", priority=5, started=NOW - HOUR, checkpoint_s=1800)
+    decisions = decide(facts, *(pod(f"b{n}x", gpus=1, queue="b", created=NOW + n) for n in range(4)))
+    assert [victims_of(d) for d in decisions] == [["batch"], ["also"], ["urgent"], ["saved"]]
+    assert {d.rule for d in decisions} == {"reclaim"}
+
+
+def test_what_is_lost_counts_before_priority_where_a_queue_gives_back_what_it_does_not_deserve() -> None:
+    facts = cluster().node("n", gpus=2).queue("a", deserves=0).queue("b", deserves=2)
+    facts.running("long", gpus=1, queue="a", priority=0, started=NOW - HOUR)
+    facts.running("short", gpus=1, queue="a", priority=9, started=NOW - 60)
+    (decision,) = decide(facts, pod("p", gpus=1, queue="b"))
+    assert victims_of(decision) == ["short"]
+
+
+def test_the_elastic_job_of_lower_priority_shrinks_first_wherever_it_runs() -> None:
+    facts = cluster().node("a", gpus=3).node("b", gpus=3)
+    facts.running("urgent", gpus=1, count=3, gang_min=2, on="a", priority=4, started=NOW - HOUR)
+    facts.running("batch", gpus=1, count=3, gang_min=2, on="b", priority=1, started=NOW - 2 * HOUR)
+    (decision,) = decide(facts, pod("p", gpus=1, priority=5))
+    assert (jobs_hurt(decision), decision.rule) == ({"gang/team/batch"}, "shrink")
+
+
 # -- protection --------------------------------------------------------------------------------------------------------
 
 

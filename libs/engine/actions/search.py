@@ -127,7 +127,9 @@ class Search:
         return max(1, served)
 
 
-_Key = tuple[int, int, int, int, int, int, float, str]
+_Key = tuple[int, int, int, int, int, int, int, float, str]
+#: Below every priority.
+_LOWEST: Final = -(1 << 63)
 
 
 class _Known:
@@ -153,6 +155,7 @@ class _Known:
             cost.jobs * _PARTS // by,
             cost.pods * _PARTS // by,
             cost.cpu * _PARTS // by,
+            cost.highest,
             cost.guarded * _PARTS // by,
             cost.longest,
             cost.last,
@@ -161,4 +164,4 @@ class _Known:
 
 def _per_task_at_least(cost: Cost, wanted: int) -> _Key:
     by = max(1, wanted)
-    return cost.priority, cost.lost * _PARTS // by, cost.jobs * _PARTS // by, 0, 0, 0, float("-inf"), ""
+    return cost.priority, cost.lost * _PARTS // by, cost.jobs * _PARTS // by, 0, 0, _LOWEST, 0, float("-inf"), ""

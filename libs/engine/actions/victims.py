@@ -26,13 +26,15 @@ May = Callable[[RunningTask], bool]
 class Cost(NamedTuple):
     """Of several units together; less is better, field by field. `priority`: the highest that is taken, where that
     comes first. `lost`: milli GPU seconds since the last checkpoints. `jobs`: how many end. `cpu`: lost milli CPU
-    seconds. `guarded`: by disruption budgets. `longest`: minus the earliest start."""
+    seconds. `highest`: the highest priority that is taken, whatever comes first. `guarded`: by disruption budgets.
+    `longest`: minus the earliest start."""
 
     priority: int
     lost: int
     jobs: int
     pods: int
     cpu: int
+    highest: int
     guarded: int
     longest: float
     last: str
@@ -72,6 +74,7 @@ class Appraiser:
             len({t.job or t.uid for t in ended}),
             len(victims),
             sum(t.charge.cpu * self.seconds(t) for t in ended),
+            top,
             sum(t.guarded for t in victims.values()),
             -min(t.started for t in victims.values()),
             last or min(victims),
@@ -85,7 +88,8 @@ class Appraiser:
     def least(self, task: RunningTask, ends: bool) -> Cost:
         """What a unit with this pod costs at least."""
         lost = task.charge.gpu_milli * self.seconds(task) if ends else 0
-        return Cost(task.priority if self.priority_first else 0, lost, int(ends), 1, 0, 0, float("-inf"), "")
+        first = task.priority if self.priority_first else 0
+        return Cost(first, lost, int(ends), 1, 0, task.priority, 0, float("-inf"), "")
 
 
 #: Of a job whose key says that the pod stands alone, no task is above a minimum.
