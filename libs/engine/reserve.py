@@ -28,6 +28,8 @@ from libs.engine.session import Session
 from libs.engine.topology.evicting import choices
 
 LOOKED_AT: Final = 256
+_LONGEST_S: Final = 86_400
+_SLACK_S: Final = 60.0
 
 
 class _Room(NamedTuple):
@@ -146,6 +148,15 @@ def start_of(ends: list[End]) -> Start:
     if not ends:
         return Start(basis=basis)
     return Start(max(e.at for e in ends), max(e.low for e in ends), max(e.high for e in ends), basis)
+
+
+def lasts(start: Start, now: float, turn_s: float, turns: int) -> int:
+    """How long room is kept, seconds: to a quarter after the expected start where that is known, else a turn, doubled
+    for each that the job had. `now`: seconds since the epoch, 0 where nobody knows."""
+    turn = min(turn_s * 2.0 ** min(turns, 16), _LONGEST_S)
+    if start.high and now:
+        turn = max(turn_s, (start.high - now) * 1.25 + _SLACK_S)
+    return min(math.ceil(turn), _LONGEST_S)
 
 
 class _Nodes:

@@ -21,6 +21,7 @@ from libs.domain.plans import EvictionPlan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.engine.api import Reserved, Start
 from libs.engine.fair import asked
+from libs.engine.reserve import lasts
 from services.placement import measures
 from services.placement.decide import Tenure, gather_of
 from services.placement.jobs import Gathering, Job
@@ -34,7 +35,6 @@ AT_ONCE: Final = 4
 #: Of a queue's line, so many are looked at for one whose turn it is.
 _HEADS: Final = 16
 _LONGEST_S: Final = 86_400
-_SLACK_S: Final = 60.0
 #: From the decision to the start of a task that is lent room.
 LEND_SLACK_S: Final = 10
 #: After so many refusals by the ledger in a row a gang gathers what it was to have.
@@ -139,8 +139,8 @@ class Reservations:
     def plan(self, job: Job, reserved: Reserved, tenure: Tenure, wall: float) -> EvictionPlan:
         place = self._state.pending.place(job)
         start_s = max(0, math.floor(reserved.start.low - wall)) if reserved.start.low and wall else 0
-        lasts = self._lasts(job, reserved.start, wall)
-        return gather_of(job, reserved.placements, tenure, place=place, gather_s=lasts, start_s=start_s)
+        gather_s = lasts(reserved.start, wall, self._turn_s, job.turns)
+        return gather_of(job, reserved.placements, tenure, place=place, gather_s=gather_s, start_s=start_s)
 
     def lenders(self, job: Job, wall: float) -> list[str]:
         """Jobs of ours for which room is kept and that start, at the soonest, when this one has ended."""
@@ -153,12 +153,6 @@ class Reservations:
             if lender is not None and lender.gathering is not None and lender.gathering.start.low >= ends:
                 found.append(key)
         return found
-
-    def _lasts(self, job: Job, start: Start, wall: float) -> int:
-        turn = min(self._turn_s * 2.0 ** min(job.turns, 16), _LONGEST_S)
-        if start.high and wall:
-            turn = max(self._turn_s, (start.high - wall) * 1.25 + _SLACK_S)
-        return min(math.ceil(turn), _LONGEST_S)
 
     def accepted(self, job: Job, plan: EvictionPlan, start: Start, now: float) -> None:
         measures.RESERVATIONS.labels("made").inc()

@@ -9,6 +9,7 @@ from typing import Final
 from libs.engine.order.attained import many_levels, two_levels
 from libs.engine.order.base import NEVER, Fifo, Item, Order, Rank
 from libs.engine.order.drystone import Drystone, Parameters
+from libs.engine.order.services import Services
 from libs.engine.order.shortest import Shortest, ShortestRemaining
 
 
@@ -34,8 +35,9 @@ ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
     "fifo+backfill": lambda _: Order(),
     "las": lambda _: many_levels(),
     "two-level": lambda _: two_levels(),
+    "services": lambda _: Services(),
     "sjf": lambda _: Shortest(),
     "srtf": lambda _: ShortestRemaining(),
 }
 
-__all__ = ["NEVER", "ORDERS", "Drystone", "Fifo", "Item", "Order", "Parameters", "Rank", "Scene"]
+__all__ = ["NEVER", "ORDERS", "Drystone", "Fifo", "Item", "Order", "Parameters", "Rank", "Scene", "Services"]

@@ -33,6 +33,7 @@ class Cluster:
             raise ValueError(f"a cluster needs nodes and GPUs, not {size} x {width}")
         self.size = size
         self.width = width
+        self.spreads = spread
         self._gaps = [range(least, width + 1)[:: -1 if spread else 1] for least in range(width + 1)]
         self.free = [width] * size  # wholly idle GPUs per node
         self.all = (1 << size) - 1

@@ -67,7 +67,7 @@ class History:
     steps: list[tuple[float, float, int]] = field(default_factory=list)
 
 
-class _Lane:
+class Lane:
     """Items that wait and ask for the same (of one tenant, where tenants matter): the first not fitting, none does."""
 
     __slots__ = ("heap", "milli")
@@ -106,7 +106,7 @@ class QueueLoop:
         self.runs: dict[int, Run] = {}
         self.by_node: list[dict[int, Run]] = [{} for _ in range(cluster.size)]
         self._items: list[Item] = []
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[tuple[str, int, int], Lane] = {}
         self._waiting = 0
         self._useful = 0  # milli GPUs
         self._ends: list[tuple[float, int, int]] = []  # (time, key, evictions at the start)
@@ -157,14 +157,14 @@ class QueueLoop:
                 ended += 1
         return ended
 
-    def _arrivals_due(self) -> list[_Lane]:
+    def _arrivals_due(self) -> list[Lane]:
         touched = []
         jobs = self.jobs
         while len(self._items) < len(jobs) and jobs[len(self._items)].submit <= self.now:
             touched.append(self._arrive(len(self._items)))
         return touched
 
-    def _turns_due(self) -> list[_Lane]:
+    def _turns_due(self) -> list[Lane]:
         due = self.order.moved()
         while self._turns and self._turns[0][0] <= self.now:
             _, key, evictions = heapq.heappop(self._turns)
@@ -181,7 +181,7 @@ class QueueLoop:
             steps.append(step)
 
     # -- moves ------------------------------------------------------------------------------------------------------
-    def _arrive(self, key: int) -> _Lane:
+    def _arrive(self, key: int) -> Lane:
         job = self.jobs[key]
         item = Item(key, job.tenant, job.milli / WHOLE, job.submit, job.submit, job.priority)
         if self.order.knows:
@@ -191,18 +191,21 @@ class QueueLoop:
         self._waiting += 1
         return self._line_up(item)
 
-    def _line_up(self, item: Item) -> _Lane:
-        milli = self.jobs[item.key].milli
-        tenant = item.tenant if self.order.by_tenant else ""
-        lane = self._lanes.get((tenant, milli))
+    def _line_up(self, item: Item) -> Lane:
+        kind = self._kind(item)
+        lane = self._lanes.get(kind)
         if lane is None:
-            lane = self._lanes[tenant, milli] = _Lane(milli)
+            lane = self._lanes[kind] = Lane(kind[1])
         item.rank = self.order.rank(item, self.now)
         lane.push(item)
         turns = self.order.turns(item, self.now)
         if turns < NEVER:
             heapq.heappush(self._turns, (turns, item.key, item.evictions))
         return lane
+
+    def _kind(self, item: Item) -> tuple[str, int, int]:
+        """Tenant, milli GPUs and priority, as far as they matter: of those alike the first decides for all."""
+        return item.tenant if self.order.by_tenant else "", self.jobs[item.key].milli, 0
 
     def _start(self, item: Item, run: Run) -> None:
         now = self.now
@@ -264,7 +267,7 @@ class QueueLoop:
         return self.now - item.begins - kept + self.costs.restart, kept
 
     # -- decisions --------------------------------------------------------------------------------------------------
-    def _heads(self, lanes: Iterable[_Lane]) -> list[tuple[float, Rank, int, _Lane]]:
+    def _heads(self, lanes: Iterable[Lane]) -> list[tuple[float, Rank, int, Lane]]:
         front = self.order.front
         heads = []
         for lane in lanes:
@@ -273,7 +276,7 @@ class QueueLoop:
                 heads.append((front(item, self.now), item.rank, item.key, lane))
         return heads
 
-    def _fill(self, lanes: Iterable[_Lane]) -> None:
+    def _fill(self, lanes: Iterable[Lane]) -> None:
         """Start what fits, best first. `lanes`: the only ones in which anything can have changed."""
         heads = self._heads(lanes)
         heapq.heapify(heads)
@@ -299,7 +302,7 @@ class QueueLoop:
             else:
                 heapq.heapreplace(heads, (self.order.front(item, self.now), item.rank, item.key, lane))
 
-    def _claim(self, lanes: Iterable[_Lane]) -> None:
+    def _claim(self, lanes: Iterable[Lane]) -> None:
         """Evict for those who may have others evicted, best first."""
         now = self.now
         order = self.order

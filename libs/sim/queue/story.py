@@ -2,14 +2,18 @@
 
 Eight teams, each with its own nodes, an eighth of the cluster each, whatever they need; teams work in shifts, so that
 one queues while another's nodes are idle; most tasks are small and get a whole GPU each; gangs wait at the head of a
-line that lets nobody pass. Together the teams ask for less than the cluster has. All of it is made from a seed.
+line that lets nobody pass. Together the teams ask for less than the cluster has. All of it is made from a seed. The
+same remedies can be played on the jobs of any trace, as far as they apply there.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
+from libs.sim.queue.cluster import WHOLE
 from libs.sim.queue.loop import Costs
 from libs.sim.queue.study import Setup
 from libs.sim.queue.trace import TraceJob
@@ -30,6 +34,9 @@ SHAPES = (
 #: Of all jobs, this share is of high priority.
 URGENT = 0.05
 LONGEST = 2 * DAY
+#: No urgent job of the story waits longer than this under Drystone's order, seconds.
+URGENT_WAIT_S: Final = 12 * HOUR
+OURS: Final = "+ ordering (ours)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,10 @@ class Workload:
     @property
     def fence(self) -> tuple[tuple[str, int], ...]:
         return tuple((name, self.nodes // len(TEAMS)) for name, _ in TEAMS)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.nodes, self.gpus_per_node, self.fence)
 
 
 def make(workload: Workload) -> list[TraceJob]:
@@ -75,26 +86,41 @@ def _shift(draw: random.Random, team: int, span: float) -> float:
             return round(at, 1)
 
 
-def remedies(workload: Workload, costs: Costs | None = None) -> list[Setup]:
-    """From the base to ours, one remedy after the other; then ours without each of them."""
-    common = {
-        "nodes": workload.nodes,
-        "gpus_per_node": workload.gpus_per_node,
-        "costs": costs or Costs(),
-        "fence": workload.fence,
-    }
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the jobs run. `fence`: nodes of each tenant; empty: there are no fences to take down."""
+
+    nodes: int
+    gpus_per_node: int
+    fence: tuple[tuple[str, int], ...] = ()
+    costs: Costs = field(default_factory=Costs)
+
+
+def remedies(place: Place, jobs: Sequence[TraceJob]) -> list[Setup]:
+    """From the base to ours, one remedy after the other; then ours without each of them, and with the order that the
+    services keep. What does not apply is left out: sharing where nobody asks for a part of a GPU, pooling where nobody
+    has a fence."""
+    shares = any(job.milli < WHOLE for job in jobs)
+    fences = bool(place.fence)
 
     def setup(label: str, policy: str, fenced: bool, whole: bool, spread: bool) -> Setup:
-        return Setup(**common, policy=policy, fenced=fenced, whole=whole, spread=spread, label=label)  # type: ignore[arg-type]
+        return Setup(
+            place.nodes, place.gpus_per_node, policy, place.costs, fenced and fences, place.fence,
+            label=label, whole=whole and shares, spread=spread,
+        )  # fmt: skip
 
-    return [
-        setup("base", "fifo", True, True, True),
-        setup("+ sharing", "fifo", True, False, True),
-        setup("+ packing", "fifo", True, False, False),
-        setup("+ pooling", "fifo", False, False, False),
-        setup("+ ordering (ours)", "drystone", False, False, False),
-        setup("ours without sharing", "drystone", False, True, False),
-        setup("ours without packing", "drystone", False, False, True),
-        setup("ours without pooling", "drystone", True, False, False),
-        setup("ours without ordering", "fifo-backfill", False, False, False),
-    ]
+    found = [setup("base", "fifo", True, True, True)]
+    if shares:
+        found.append(setup("+ sharing", "fifo", True, False, True))
+    found.append(setup("+ packing", "fifo", True, False, False))
+    if fences:
+        found.append(setup("+ pooling", "fifo", False, False, False))
+    found.append(setup(OURS, "drystone", False, False, False))
+    if shares:
+        found.append(setup("ours without sharing", "drystone", False, True, False))
+    found.append(setup("ours without packing", "drystone", False, False, True))
+    if fences:
+        found.append(setup("ours without pooling", "drystone", True, False, False))
+    found.append(setup("ours without ordering", "fifo-backfill", False, False, False))
+    found.append(setup("ours, services' order", "services", False, False, False))
+    return found

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from libs.engine.order import ORDERS, Order, Parameters, Scene
+from libs.engine.order import ORDERS, Parameters, Scene, Services
 from libs.sim.errors import SimulationError
 from libs.sim.parallel import in_order
 from libs.sim.queue.cluster import WHOLE, Cluster
 from libs.sim.queue.figures import Result
 from libs.sim.queue.loop import Costs, QueueLoop
+from libs.sim.queue.services import ServicesLoop
 from libs.sim.queue.trace import TraceJob
 
 Done = Callable[[int], None]
@@ -70,7 +71,7 @@ def simulate(setup: Setup, jobs: Sequence[TraceJob], done: Done | None = None) -
     for nodes, members in _clusters(setup, _whole(jobs) if setup.whole else jobs):
         if not members:
             continue
-        loop = QueueLoop(Cluster(nodes, setup.gpus_per_node, setup.spread), _order(setup, nodes), setup.costs, members)
+        loop = _loop(setup, nodes, members)
         histories.append(loop.run(None if done is None else partial(_tell, done, ended)))
         ended += len(members)
     return Result.of(setup.label or setup.policy, histories, time.perf_counter() - started)
@@ -80,10 +81,14 @@ def _whole(jobs: Sequence[TraceJob]) -> Sequence[TraceJob]:
     return [job if job.milli >= WHOLE else replace(job, milli=WHOLE, useful=job.milli) for job in jobs]
 
 
-def _order(setup: Setup, nodes: int) -> Order:
+def _loop(setup: Setup, nodes: int, jobs: Sequence[TraceJob]) -> QueueLoop:
     deserved = {} if setup.fenced else {name: float(count * setup.gpus_per_node) for name, count in setup.fence}
     scene = Scene(float(nodes * setup.gpus_per_node), setup.costs.checkpoint, deserved, setup.parameters)
-    return ORDERS[setup.policy](scene)
+    order = ORDERS[setup.policy](scene)
+    cluster = Cluster(nodes, setup.gpus_per_node, setup.spread)
+    if isinstance(order, Services):
+        return ServicesLoop(cluster, order, setup.costs, jobs, deserved)
+    return QueueLoop(cluster, order, setup.costs, jobs)
 
 
 def _tell(done: Done, before: int, ended: int) -> None:

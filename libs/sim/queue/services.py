@@ -1,0 +1,382 @@
+"""The queue simulator with the services' own engine in the loop: their line, their shares, their evictions.
+
+Who goes next is `fair.Line` over the queues, who fits, who yields and where room is kept is `PlacementEngine`, with the
+services' defaults; here is only what the ledger, the watcher and the binder do around it, in virtual time and without
+delay: victims leave and beneficiaries start at once. A tenant is a queue; a fence is what it deserves. Run times are
+never declared, so that nobody is lent kept room, and ends are predicted from earlier runs of the same queue and size.
+
+Not played: consolidation (jobs here have no other place to go), several replicas, refusals by the ledger, and the rule
+that bounds evaluations of hopeless jobs. Who cannot fit by a count of free GPUs, and may evict nobody, is not put to
+the engine: its answer is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from typing import Final
+
+from libs.domain.jobs import JobHead, Task
+from libs.domain.nodes import Gpu, Node
+from libs.domain.queues import Queue, QueueHistory, Quota
+from libs.domain.resources import Charge, GpuRequest, Request
+from libs.domain.usage import NodeUse, QueueUse
+from libs.engine.api import EngineConfig, PendingJob, Placement, Reserved, RunningTask
+from libs.engine.core import PlacementEngine
+from libs.engine.fair import Line
+from libs.engine.fair.decay import left, span
+from libs.engine.fair.shares import WITHIN
+from libs.engine.order.base import Item, Order
+from libs.engine.order.services import OVERDUE_S
+from libs.engine.reserve import lasts
+from libs.sim.queue.cluster import WHOLE, Cluster, Parts
+from libs.sim.queue.loop import Costs, Lane, QueueLoop
+from libs.sim.queue.trace import TraceJob
+from libs.sim.queue.victims import Run
+from libs.sim.world import DEVICE_MIB, PODS
+
+#: Times of the engine: 0 would be unknown.
+EPOCH: Final = 1_000_000_000.0
+#: Defaults of the services' settings.
+FAIRNESS: Final = 100
+HISTORY: Final = 50
+HALF_LIFE_S: Final = 86_400
+AFTER_S: Final = 60.0
+TURN_S: Final = 600.0
+#: A head that got no room kept is looked at again no sooner.
+AGAIN_S: Final = 10.0
+_HEADS: Final = 16
+_WINDOW_S: Final = 86_400
+
+
+@dataclass(slots=True)
+class _Account:
+    """Of one queue: milli GPUs that run, and milli GPU seconds as of `at`."""
+
+    milli: int = 0
+    at: float = EPOCH
+    used: float = 0.0
+    revision: int = 0
+    evictions: dict[str, list[int]] = field(default_factory=dict)
+    recent: list[str] = field(default_factory=list)
+
+    def shift(self, milli: int, now: float) -> None:
+        passed = now - self.at
+        self.used = self.used * left(passed, HALF_LIFE_S) + self.milli * span(passed, HALF_LIFE_S)
+        self.at = now
+        self.milli += milli
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Room kept for a job, by node number, until a time of the loop."""
+
+    key: int
+    until: float
+    charges: dict[int, list[Charge]]
+
+
+class ServicesLoop(QueueLoop):
+    """`deserved`: GPUs by tenant."""
+
+    def __init__(
+        self, cluster: Cluster, order: Order, costs: Costs, jobs: Sequence[TraceJob], deserved: Mapping[str, float]
+    ) -> None:
+        super().__init__(cluster, order, costs, jobs)
+        policy = "spread" if cluster.spreads else "drystone"
+        self._engine = PlacementEngine(
+            EngineConfig({policy: 1}, explain=False, fairness=FAIRNESS, history=HISTORY, overdue_s=OVERDUE_S)
+        )
+        gpus = tuple(Gpu(i, DEVICE_MIB, "") for i in range(cluster.width))
+        self._names = [f"n{at:06d}" for at in range(cluster.size)]
+        self._rows = {name: at for at, name in enumerate(self._names)}
+        for name in self._names:
+            self._engine.node_seen(Node(name, name, "1", "1", 10**6, 10**6, PODS, gpus))
+        for tenant, share in deserved.items():
+            self._engine.queue_seen(Queue(tenant, deserved=Quota(gpu_milli=round(share * WHOLE))))
+        self._held: list[dict[str, Charge]] = [{} for _ in self._names]
+        self._revisions = [0] * cluster.size
+        self._pods: dict[int, list[tuple[str, int]]] = {}  # uid and node number
+        self._accounts: dict[str, _Account] = {}
+        self._kept: dict[str, _Kept] = {}  # by tenant
+        self._kept_milli: dict[str, dict[int, int]] = {}  # by tenant, what of it is free, by node
+        self._turns_had: dict[int, int] = {}
+        self._cooling: set[int] = set()
+        self._again: dict[str, tuple[int, float]] = {}
+        self._priorities: dict[int, int] = {}  # of what runs
+        for name in self._names:
+            self._tell_node(self._rows[name])
+
+    @property
+    def _clock(self) -> float:
+        return EPOCH + self.now
+
+    # -- moves --------------------------------------------------------------------------------------------------------
+    def _kind(self, item: Item) -> tuple[str, int, int]:
+        return item.tenant, self.jobs[item.key].milli, item.priority
+
+    def _ends_due(self) -> int:
+        if self._ends and self._ends[0][0] <= self.now:
+            self._engine.decide([], self._clock)  # run times end now
+        return super()._ends_due()
+
+    def _leave(self, key: int) -> Run:
+        run = super()._leave(key)
+        item = run.item
+        for uid, at in self._pods.pop(key):
+            self._engine.pod_gone(uid)
+            del self._held[at][uid]
+            self._tell_node(at)
+        self._priorities[item.priority] -= 1
+        self._use(item.tenant, -run.milli)
+        return run
+
+    def _end(self, key: int) -> None:
+        super()._end(key)
+        self._cooling.discard(key)
+        self._turns_had.pop(key, None)
+
+    def _begin(self, item: Item, placements: Sequence[Placement]) -> None:
+        job = self._job(item)
+        self._cooling.discard(item.key)
+        kept = self._kept.get(item.tenant)
+        if kept is not None and kept.key == item.key:
+            self._release(item.tenant)
+        pods = self._pods[item.key] = []
+        for placement in placements:
+            at = self._rows[placement.node]
+            uid = placement.task.id
+            self._held[at][uid] = placement.charge
+            pods.append((uid, at))
+            self._engine.pod_seen(
+                RunningTask(
+                    uid, uid, item.tenant, placement.node, job.head.key, item.tenant, item.priority, placement.charge,
+                    True, gang_min=job.head.gang_min, started=self._clock, checkpoint_s=round(self.costs.checkpoint),
+                )
+            )  # fmt: skip
+            self._tell_node(at)
+        milli = self.jobs[item.key].milli
+        self._priorities[item.priority] = self._priorities.get(item.priority, 0) + 1
+        self._use(item.tenant, milli)
+        self._start(item, Run(item, _parts(placements, self._rows), milli))
+
+    def _job(self, item: Item) -> PendingJob:
+        milli = self.jobs[item.key].milli
+        width = self.cluster.width
+        if milli < WHOLE:
+            asks = [GpuRequest(1, milli)]
+        else:
+            nodes, rest = divmod(milli // WHOLE, width)
+            asks = [GpuRequest(width)] * nodes + ([GpuRequest(rest)] if rest else [])
+        many = len(asks)
+        name = f"{item.key:09d}"
+        head = JobHead(
+            f"{'gang' if many > 1 else 'pod'}/{item.tenant}/{name}", item.tenant, item.tenant, item.tenant,
+            priority=item.priority, gang_min=many, declared=many, created=EPOCH + item.submitted,
+        )  # fmt: skip
+        tasks = tuple(
+            Task(f"{name}.{n}.{item.evictions}", name, item.tenant, "1", index=n, request=Request(gpu=ask))
+            for n, ask in enumerate(asks)
+        )
+        return PendingJob(head, tasks)
+
+    # -- what the engine is told --------------------------------------------------------------------------------------
+    def _tell_node(self, at: int) -> None:
+        gpus = [[0, 0] for _ in range(self.cluster.width)]
+        for charge in self._held[at].values():
+            for grant in charge.gpus:
+                gpus[grant.index][0] += grant.milli
+                gpus[grant.index][1] += grant.mib
+        earmarked: dict[str, tuple[Charge, ...]] = {}
+        for tenant, kept in self._kept.items():
+            free: list[Charge] = []
+            for charge in kept.charges.get(at, ()):
+                grants = tuple(g for g in charge.gpus if gpus[g.index][0] + g.milli <= WHOLE)
+                for grant in grants:
+                    gpus[grant.index][0] += grant.milli
+                    gpus[grant.index][1] += grant.mib
+                if grants:
+                    free.append(Charge(gpus=grants))
+            if at in kept.charges:
+                self._kept_milli.setdefault(tenant, {})[at] = sum(charge.gpu_milli for charge in free)
+                self._use(tenant, 0)
+            if free:
+                earmarked[self._job(self._items[kept.key]).head.key] = tuple(free)
+        self._revisions[at] += 1
+        used = tuple((milli, mib) for milli, mib in gpus)
+        pods = len(self._held[at])
+        self._engine.use_seen(NodeUse(self._names[at], self._revisions[at], pods=pods, gpus=used, earmarked=earmarked))
+
+    def _use(self, tenant: str, milli: int) -> None:
+        account = self._accounts.setdefault(tenant, _Account())
+        account.shift(milli, self._clock)
+        account.revision += 1
+        used = account.milli + sum(self._kept_milli.get(tenant, {}).values())
+        self._engine.queue_use_seen(QueueUse(tenant, account.revision, used))
+
+    def _tell_histories(self) -> None:
+        if self._engine.shares.silent:
+            return
+        now = self._clock
+        for tenant, account in self._accounts.items():
+            account.shift(0, now)
+            evictions = {
+                key: kept
+                for key, times in account.evictions.items()
+                if (kept := tuple(at for at in times if at > now - _WINDOW_S))
+            }
+            account.evictions = {key: list(times) for key, times in evictions.items()}
+            recent, account.recent = tuple(account.recent), []
+            self._engine.queue_history_seen(
+                QueueHistory(tenant, now, HALF_LIFE_S, round(account.used), evictions=evictions, recent=recent)
+            )
+
+    # -- decisions ----------------------------------------------------------------------------------------------------
+    def _fill(self, lanes: Iterable[Lane]) -> None:
+        self._engine.decide([], self._clock)
+        if any(kept.until <= self.now for kept in self._kept.values()):
+            self._lapse()
+            lanes = self._lanes.values()
+        self._tell_histories()
+        line: Line[int] = Line(self._engine.shares)
+        standing: dict[int, Lane] = {}
+        for lane in lanes:
+            self._offer(line, standing, lane)
+        while (entry := line.next()) is not None:
+            lane = standing.pop(entry.key)
+            before = self._waiting
+            if not self._decide(self._items[entry.key]):
+                continue
+            if self._waiting >= before:  # somebody made room, and waits again
+                for other in self._lanes.values():
+                    self._offer(line, standing, other)
+            else:
+                self._offer(line, standing, lane)
+            line.touched(self._accounts)
+        self._keep_room()
+
+    def _offer(self, line: Line[int], standing: dict[int, Lane], lane: Lane) -> None:
+        item = lane.head()
+        if item is None or item.key in line or not (self._could_fit(lane.milli) or self._could_evict(item)):
+            return
+        standing[item.key] = lane
+        line.put(item.key, item.tenant, (*item.rank, item.key), (lane.milli, 0, 0))
+
+    def _could_fit(self, milli: int) -> bool:
+        """What no engine could find room for is not asked for."""
+        cluster = self.cluster
+        gpus = milli // WHOLE
+        if gpus <= cluster.width:
+            return cluster.find(milli) is not None
+        return gpus <= cluster.idle and cluster.by_free[cluster.width].bit_count() >= gpus // cluster.width
+
+    def _could_evict(self, item: Item) -> bool:
+        if any(running and priority < item.priority for priority, running in self._priorities.items()):
+            return True
+        shares = self._engine.shares
+        ask = (self.jobs[item.key].milli, 0, 0)
+        return not shares.silent and shares.standing(item.tenant, ask).tier == WITHIN
+
+    def _decide(self, item: Item) -> bool:
+        """Whether it starts."""
+        decision = self._engine.decide([self._job(item)], self._clock)[0]
+        if not decision.placements:
+            self._engine.settle()
+            if decision.verdict.until > self._clock:
+                self._look = min(self._look, decision.verdict.until - EPOCH)
+            return False
+        for key in sorted({int(victim.uid.partition(".")[0]) for victim in decision.victims}):
+            run = self.runs[key]
+            account = self._accounts[run.item.tenant]
+            account.evictions.setdefault(self._job(run.item).head.key, []).append(int(self._clock))
+            account.recent += [uid for uid, _ in self._pods[key]]
+            self._evict(run)
+        self._engine.settle()
+        self._begin(item, decision.placements)
+        return True
+
+    # -- room that is kept --------------------------------------------------------------------------------------------
+    def _keep_room(self) -> None:
+        heads: dict[str, list[Item]] = {}
+        for (tenant, _, _), lane in self._lanes.items():
+            if lane.head() is not None:
+                valid = (item for rank, _, item in lane.heap if item.rank is rank)
+                heads.setdefault(tenant, []).extend(nsmallest(_HEADS, valid, key=_place))
+        for tenant, items in heads.items():
+            item = self._turn(tenant, sorted(items, key=_place)[:_HEADS])
+            if item is None:
+                continue
+            due = item.submitted + AFTER_S
+            key, again = self._again.get(tenant, (-1, 0.0))
+            if key == item.key:
+                due = max(due, again)
+            if due > self.now:
+                self._look = min(self._look, due)
+                continue
+            job = self._job(item)
+            milli = self.jobs[item.key].milli
+            reserved = None
+            if self._engine.shares.entitled(tenant, (milli, 0, 0)):
+                reserved = self._engine.reserve(job, self._clock)
+                self._engine.settle()
+            if reserved is None:
+                self._again[tenant] = item.key, self.now + AGAIN_S
+            else:
+                self._reserve(item, reserved)
+        for kept in self._kept.values():
+            self._look = min(self._look, max(kept.until, self.now + 1e-3))
+
+    def _turn(self, tenant: str, items: Sequence[Item]) -> Item | None:
+        """The first of the queue that had no turn of late, else the first; nobody while a better one has room kept."""
+        kept = self._kept.get(tenant)
+        holder = self._items[kept.key] if kept is not None else None
+        for item in items:
+            if holder is not None and _place(holder) <= _place(item):
+                return None
+            if item.key not in self._cooling:
+                return item
+        return items[0]
+
+    def _reserve(self, item: Item, reserved: Reserved) -> None:
+        self._release(item.tenant)
+        seconds = lasts(reserved.start, self._clock, TURN_S, self._turns_had.get(item.key, 0))
+        charges: dict[int, list[Charge]] = {}
+        for placement in reserved.placements:
+            charges.setdefault(self._rows[placement.node], []).append(placement.charge)
+        self._kept[item.tenant] = _Kept(item.key, self.now + seconds, charges)
+        for at in charges:
+            self._tell_node(at)
+
+    def _release(self, tenant: str) -> None:
+        kept = self._kept.pop(tenant, None)
+        if kept is not None:
+            self._kept_milli.pop(tenant, None)
+            for at in kept.charges:
+                self._tell_node(at)
+            self._use(tenant, 0)
+
+    def _lapse(self) -> None:
+        for tenant, kept in list(self._kept.items()):
+            if kept.until <= self.now:
+                self._turns_had[kept.key] = self._turns_had.get(kept.key, 0) + 1
+                self._release(tenant)
+                self._cooling -= {key for key in self._cooling if self._items[key].tenant == tenant}
+                self._cooling.add(kept.key)
+
+
+def _place(item: Item) -> tuple[object, ...]:
+    return (*item.rank, item.key)
+
+
+def _parts(placements: Sequence[Placement], rows: Mapping[str, int]) -> Parts:
+    """The same in the terms of the lean cluster."""
+    parts: list[tuple[int, ...]] = []
+    for placement in placements:
+        at = rows[placement.node]
+        grants = placement.charge.gpus
+        if grants[0].milli < WHOLE:
+            parts.append((at, 0, grants[0].index, grants[0].milli))
+        else:
+            parts.append((at, len(grants)))
+    return tuple(parts)

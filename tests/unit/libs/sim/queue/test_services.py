@@ -1,0 +1,100 @@
+"""The services' engine in the queue simulator: their order, their kept room, their evictions, on jobs that can be
+followed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from libs.domain.resources import Charge, GpuGrant
+from libs.engine.order import Services
+from libs.engine.order.services import OVERDUE_S
+from libs.sim.queue.cluster import Cluster
+from libs.sim.queue.loop import Costs, History
+from libs.sim.queue.services import EPOCH, HALF_LIFE_S, ServicesLoop, _Account
+from libs.sim.queue.study import Setup, simulate
+from libs.sim.queue.trace import TraceJob, read_jobs
+from services.watcher.tally import Tally
+
+TRACE = Path(__file__).with_name("philly_2869ce.csv.gz")
+
+
+def job(name: str, submit: float, duration: float, gpus: float, tenant: str = "t", priority: int = 0) -> TraceJob:
+    return TraceJob(name, tenant, submit, duration, int(gpus * 1000), priority)
+
+
+def play(jobs: Sequence[TraceJob], nodes: int = 1, deserved: Mapping[str, float] | None = None) -> History:
+    return ServicesLoop(Cluster(nodes, 8), Services(), Costs(60, 1800), jobs, deserved or {}).run()
+
+
+def starts(history: History) -> dict[str, float]:
+    return {o.job.id: o.first for o in history.outcomes}
+
+
+def test_small_jobs_pass_a_head_that_fits_nowhere_until_room_is_kept_for_it() -> None:
+    jobs = [job("runs", 0, 400, 6), job("large", 1, 50, 8), job("early", 2, 10, 2), job("late", 100, 10, 2)]
+    assert starts(play(jobs)) == {"runs": 0, "large": 400, "early": 2, "late": 450}
+
+
+def test_room_is_kept_for_nobody_for_ever() -> None:
+    jobs = [job("runs", 0, 50_000, 6), job("large", 1, 50, 8), job("late", 100, 10, 2)]
+    found = starts(play(jobs))
+    assert 100 < found["late"] < 50_000
+    assert found["large"] == 50_000
+
+
+def test_who_has_waited_too_long_goes_before_who_came_earlier_of_higher_priority_and_may_still_be_evicted() -> None:
+    waits = OVERDUE_S + 100
+    jobs = [job("runs", 0, waits, 8, priority=5), job("old", 1, 10, 8), job("urgent", waits - 10, 10, 8, priority=5)]
+    history = play(jobs)
+    assert starts(history) == {"runs": 0, "old": waits, "urgent": waits}
+    assert [o.evictions for o in history.outcomes] == [0, 1, 0]
+
+
+def test_a_lower_priority_yields_and_comes_again_with_what_it_saved() -> None:
+    low, urgent = play([job("low", 0, 10_000, 8), job("urgent", 2_000, 500, 8, priority=1)]).outcomes
+    assert (urgent.first, urgent.wait) == (2_000, 0)
+    assert low.evictions == 1
+    assert low.lost == pytest.approx(260)
+    assert low.end == pytest.approx(2_500 + 60 + 8_200)
+
+
+def test_a_tenant_has_back_what_it_deserves_and_nobody_is_evicted_for_more() -> None:
+    jobs = [job(f"a{n}", 0, 9_000, 2, "a") for n in range(4)]
+    jobs += [job("b0", 1_000, 9_000, 4, "b"), job("b1", 1_001, 100, 4, "b")]
+    history = play(jobs, deserved={"a": 4, "b": 4})
+    found = starts(history)
+    assert found["b0"] == 1_000
+    assert found["b1"] >= 9_000
+    assert sum(o.evictions for o in history.outcomes) == 2
+
+
+def test_gangs_and_shares_of_gpus_start_when_all_of_their_room_is_there() -> None:
+    jobs = [job("half", 0, 100, 0.5), job("gang", 1, 10, 20), job("other", 2, 30, 0.5), job("next", 3, 10, 8)]
+    assert starts(play(jobs, nodes=3)) == {"half": 0, "gang": 1, "other": 2, "next": 11}
+
+
+def test_use_over_time_counts_as_the_watcher_counts_it() -> None:
+    now = EPOCH
+    tally = Tally(lambda: now, HALF_LIFE_S)
+    tally.begin({})
+    account = _Account()
+    draw = Random(5)
+    for n in range(20):
+        tally.held(f"uid-{n}", "q", Charge(gpus=(GpuGrant(n, 1000, 1),)), now)
+        account.shift(1000, now)
+        now += draw.randrange(1, 40_000)
+    account.shift(0, now)
+    told = tally.history("q")
+    assert account.used == pytest.approx(told.gpu_milli_s, abs=1)
+
+
+def test_without_shares_or_priorities_the_first_month_of_a_real_tenant_sees_no_eviction_and_everybody_runs() -> None:
+    trace = [one for one in read_jobs(TRACE) if one.submit < 30 * 86_400]
+    assert len(trace) > 100
+    result = simulate(Setup(8, 8, "services"), trace)
+    assert all(o.end >= o.job.submit + o.job.duration for o in result.outcomes)
+    assert sum(o.evictions for o in result.outcomes) == 0
