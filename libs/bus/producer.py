@@ -147,8 +147,6 @@ class KafkaPublisher:
         key = record.key.encode()
         headers = self._writer.headers(record)
         line = self._open.get(place)
-        if line is None:
-            line = self._open[place] = deque()
         if line:
             batch = line[-1]
             if batch.builder.append(timestamp=now_ms, key=key, value=record.value, headers=headers) is not None:
@@ -159,6 +157,8 @@ class KafkaPublisher:
         batch = _Batch(self._producer_or_last().create_batch())
         # The first record of a batch is always taken, however large.
         batch.builder.append(timestamp=now_ms, key=key, value=record.value, headers=headers)
+        if line is None:
+            line = self._open[place] = deque()
         line.append(batch)
         return batch
 

@@ -13,6 +13,7 @@ from libs.bus.admin import _configs, check_topics, ensure_topics
 from libs.bus.group_reader import KafkaGroupReader
 from libs.bus.kafka import KafkaBus, KafkaSettings
 from libs.bus.port import BusMisconfigured, BusUnavailable, Incoming, Outgoing
+from libs.bus.producer import REQUEST_BYTES
 from libs.contracts.topics import Topic
 from tools.stack import Stack, StackInfo
 
@@ -162,6 +163,23 @@ async def test_a_broker_that_pauses_costs_time_and_loses_nothing(info: StackInfo
         async with asyncio.timeout(30):
             while not bus.healthy:
                 await reader.batch(10, 0.5)
+    finally:
+        await bus.close()
+
+
+async def test_a_record_that_is_too_large_is_refused_alone(info: StackInfo) -> None:
+    bus, topic = await a_bus(info)
+    try:
+        with pytest.raises(ValueError, match="at most 4194304 can be sent"):
+            await bus.publisher().publish([Outgoing(topic, "k", b"x" * (REQUEST_BYTES + 1), "t", 0)])
+        await bus.publisher().publish(records(topic, 4, partition=0))
+        reader = bus.follow([topic], from_start=True)
+        got: list[Incoming] = []
+        async with asyncio.timeout(10):
+            while len(got) < 4:
+                got += await reader.batch(10, 0.2)
+        assert [record.value for record in got] == [b"0", b"1", b"2", b"3"]
+        assert bus.healthy
     finally:
         await bus.close()
 
