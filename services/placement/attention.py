@@ -33,6 +33,8 @@ AGAIN_LEAST: Final = 1 / 8
 FIRST: Final = 1 / 10
 #: Of each rate, while anything is being placed.
 BUSY: Final = 1 / 4
+#: Queues that are remembered, the last that began: pods may name any queue. Who is forgotten begins anew.
+QUEUES: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -62,16 +64,24 @@ class Attention:
 
     def failed(self, queue: str) -> bool:
         """An evaluation placed nothing; whether the queue is bounded from now on."""
-        record = self._records.setdefault(queue, _Record())
+        record = self._record(queue)
         record.streak += 1
         record.failed += 1
         record.window = max(SLICE, record.window // 2) if record.streak == STREAK else record.window
         return record.streak == STREAK
 
     def placed(self, queue: str) -> None:
-        record = self._records.setdefault(queue, _Record())
+        record = self._record(queue)
         record.streak = 0
         record.window = max(START, record.window * 2)
+
+    def _record(self, queue: str) -> _Record:
+        record = self._records.get(queue)
+        if record is None:
+            if len(self._records) >= QUEUES:
+                del self._records[next(iter(self._records))]
+            record = self._records[queue] = _Record()
+        return record
 
     def stirred(self) -> None:
         """Something happened that may help any of those who wait: the next look at them is not a rare one."""

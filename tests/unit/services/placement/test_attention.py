@@ -10,6 +10,7 @@ from services.placement.attention import (
     AGAIN_MOST,
     CALM,
     FIRST,
+    QUEUES,
     SLICE,
     SLICES,
     START,
@@ -174,3 +175,10 @@ def test_who_has_waited_past_the_limit_is_first_of_the_line_when_it_is_looked_at
     assert waiting.firsts("a", 5) == [low.head.key, urgent.head.key]
     waiting.leave(low.head.key)
     assert waiting.first("a") == urgent.head.key
+
+
+def test_a_tenant_named_another_queue_in_every_pod_and_memory_grew_with_them() -> None:
+    attention = Attention()
+    for n in range(QUEUES + 1):
+        attention.failed(f"queue-{n}")
+    assert (attention.count("queue-0"), attention.count("queue-1"), attention.count(f"queue-{QUEUES}")) == (0, 1, 1)
