@@ -19,7 +19,7 @@ import yaml
 from cli.access import kafka as kafka_as_caller
 from cli.access import kubeconfig_path, own_namespace, refused, with_cluster
 from cli.errors import CommandError
-from cli.jobview import Group, Place, find, groups_of, place_of
+from cli.jobview import Group, Place, evicted_of, find, groups_of, place_of
 from cli.out import say, show
 from libs.bus.entry import account, why_not
 from libs.bus.kafka import KafkaBus
@@ -137,11 +137,14 @@ def why(job: str, *, namespace: str = "", kubeconfig: Path | None = None, as_jso
         return 0
     say(f"{group.title}: {group.phase}, {group.bound} of {group.total} tasks bound")
     if group.reason or group.message:
-        place = place_of(group.message)
-        message = group.message if place is None else group.message.removesuffix(place.text).rstrip(". ")
+        message, evicted = evicted_of(group.message)
+        place = place_of(message)
+        message = message if place is None else message.removesuffix(place.text).rstrip(". ")
         say(f"  {group.reason}: {message}" if message else f"  {group.reason}")
         if place is not None:
             say(f"  {place.text}")
+        if evicted is not None:
+            say(f"  was evicted for {evicted['beneficiary']} by rule {evicted['rule']} at {evicted['at']}")
     for task in group.placed:
         gpus = f", GPUs {task.gpus}" if task.gpus else ""
         say(f"  {task.name}: {task.phase} on {task.node}{gpus}")

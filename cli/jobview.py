@@ -30,6 +30,14 @@ _LINE = re.compile(
 )
 _START = re.compile(r"expected to start at (\S+?)(?:, between (\S+) and (\S+))? \(([^)]*)\)")
 _BOUND = re.compile(r"waits at most (\d+) s more while its queue stays within its part \(([^)]*)\)")
+#: The last sentence: for whom what went on as this job was evicted.
+_EVICTED = re.compile(r"(?:^|\. )It was evicted for (?P<beneficiary>\S+) by rule (?P<rule>\w+) at (?P<at>\S+)$")
+
+
+def evicted_of(message: str) -> tuple[str, dict[str, str] | None]:
+    """(the message without it, for whom the job was evicted, by which rule and when)."""
+    said = _EVICTED.search(message)
+    return (message[: said.start()], said.groupdict()) if said is not None else (message, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class Place:
 
 def place_of(message: str) -> Place | None:
     """The part of a pod condition's or job status' message that tells the place in line; None where none is told."""
-    said = _LINE.search(message)
+    said = _LINE.search(evicted_of(message)[0])
     if said is None:
         return None
     start, bound = _START.search(said["text"]), _BOUND.search(said["text"])
@@ -120,13 +128,15 @@ class Group:
 
     def record(self) -> dict[str, Any]:
         """The row with the verdict's parts and where each bound task is."""
-        helps = _HELPS.search(self.message)
-        place = place_of(self.message)
+        message, evicted = evicted_of(self.message)
+        helps = _HELPS.search(message)
+        place = place_of(message)
         return {
             **self.row(),
             "nodes": counted(self.message),
             "helps": helps.group(1) if helps else "",
             "line": asdict(place) if place is not None else None,
+            "evicted": evicted,
             "placed": [{"name": p.name, "node": p.node, "gpus": p.gpus, "phase": p.phase} for p in self.placed],
         }
 

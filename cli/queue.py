@@ -21,6 +21,7 @@ from cli.errors import CommandError
 from cli.jobs import in_line
 from cli.out import say, show
 from libs.domain import keys
+from libs.domain.queues import Eviction
 from libs.kube import queues, writes
 from libs.kube.errors import ReadFailed
 from libs.kube.objects import ABSENT, QueueSpec, queue_decoder
@@ -57,6 +58,7 @@ class Row:
             if self.half_life_s
         }
         self.evictions = {one["workload"]: one["times"] for one in status.get("evictions") or ()}
+        self.reasons = {one["workload"]: one.get("reasons") or () for one in status.get("evictions") or ()}
         # Told by the watcher; worked out here where it has told nothing yet.
         self.problems = [f"{reason}: {message}" for reason, message in place.problems]
 
@@ -79,6 +81,7 @@ class Row:
             "pending": self.pending,
             "preemptible": self.place.queue.preemptible,
             "evicted": self.evictions,
+            "reasons": self.reasons,
             "problems": self.problems,
             "halfLifeSeconds": self.half_life_s,
             "at": self.at,
@@ -189,6 +192,10 @@ def _details(row: Row) -> None:
         say(
             f"evicted: {workload}, {len(times)} times, last {datetime.fromtimestamp(times[-1], UTC):%Y-%m-%d %H:%M:%S}Z"
         )
+        for reason in row.reasons.get(workload, ()):
+            pods = int(reason.get("pods") or 1)
+            told = Eviction(reason["job"], reason["beneficiary"], reason["rule"], int(reason["at"]), pods)
+            say(f"  {told.job}{f', {pods} pods,' if pods > 1 else ''} {told.sentence()}")
     if not row.known:
         say("nothing has been said of it yet: it was just made, or no Drystone leads here")
     elif row.at and time.time() - row.at > _SEEN_S and any(row.used.values()):

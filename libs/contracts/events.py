@@ -16,7 +16,7 @@ from libs.domain.jobs import JobHead, Phase, Task, Wishes
 from libs.domain.line import Turn
 from libs.domain.nodes import Node
 from libs.domain.plans import EvictionPlan, Plan
-from libs.domain.queues import Queue, QueueHistory
+from libs.domain.queues import Eviction, Queue, QueueHistory
 from libs.domain.resources import Charge
 from libs.domain.rules import HostPort, PodTerm
 from libs.domain.topology import Topology
@@ -345,6 +345,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
     #: Where it stands in line, while it waits.
     turn: Turn | None = None
+    #: With reason Evicted: for whom pods of it were evicted, and by which rule.
+    evicted: Eviction | None = None
 
 
 class EventType:

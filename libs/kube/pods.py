@@ -14,6 +14,7 @@ import msgspec
 from libs.domain import keys
 from libs.domain.jobs import GATES, Task, Wishes
 from libs.domain.nodes import Gpu, Toleration
+from libs.domain.notices import noticed
 from libs.domain.resources import WHOLE, Charge, GpuGrant, Request
 from libs.domain.rules import Rules
 from libs.domain.topology import Topology
@@ -66,6 +67,8 @@ class PodView(msgspec.Struct, frozen=True):
     disrupted: bool = False
     #: It was said of the pod that it goes for others that the scheduler places (PreemptionByScheduler).
     preempted: bool = False
+    #: For whom, and by which rule; empty where it was not said.
+    evicted_for: tuple[str, str] = ("", "")
     deleted: float = 0.0  # when its deletion was asked for, 0: it was not
 
     @property
@@ -230,6 +233,7 @@ def pod_of(pod: Pod) -> PodView:
         topology=topology,
         disrupted=disruption is not None,
         preempted=disruption is not None and disruption.reason == "PreemptionByScheduler",
+        evicted_for=noticed(disruption.message or "") if disruption is not None else ("", ""),
         deleted=meta.deleted,
     )
 

@@ -213,6 +213,7 @@ class Teller:
         turn = self._turn(job, verdict)
         reason = reason_word(verdict)
         message = words(verdict) if turn is None else f"{words(verdict)}. {sentence(turn)}"[:1500]
+        message += self._evicted(job)
         if what != "condition":
             self._tell(job, verdict, turn, reason, message, now)
         if what != "event":
@@ -223,6 +224,12 @@ class Teller:
             return
         job.told, job.told_at = f"{reason}\n{message}", now
         self._events.append(told(job, Phase.PENDING, reason=reason, message=message, verdict=verdict, turn=turn))
+
+    def _evicted(self, job: Job) -> str:
+        """For whom its workload was evicted last, as the leader's record of its queue has it."""
+        history = self._state.view.histories.get(job.head.queue)
+        reasons = history.reasons.get(job.head.workload or job.head.key) if history is not None else None
+        return f". It {reasons[-1].sentence()}" if reasons else ""
 
     def _turn(self, job: Job, verdict: Verdict) -> Turn | None:
         if verdict.kind is not Kind.NOT_NOW:

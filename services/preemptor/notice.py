@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 
 from libs.domain import keys
+from libs.domain.notices import notice
 from libs.domain.plans import EvictionPlan, Victim
 from libs.kube import writes
 from libs.kube.pods import PodView
@@ -77,7 +78,7 @@ class Notices:
 
     async def _tell(self, plan: EvictionPlan, victim: Victim, annotations: Mapping[str, str | None]) -> Answer:
         """As kube-scheduler does: job controllers tell a disruption from a failure by it."""
-        return await self._patch(victim, "True", f"drystone: evicted for {plan.job} ({plan.rule})", annotations)
+        return await self._patch(victim, "True", notice(plan.job, plan.rule), annotations)
 
     async def passed(self, target: Target, until: float) -> bool:
         """Wait for the notice to pass. False: the victim left meanwhile."""

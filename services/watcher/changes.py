@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
-from libs.contracts.events import ClusterFact, JobChanged, cluster_key
-from libs.domain.jobs import JobHead, Task
+from libs.contracts.events import ClusterFact, JobChanged, JobStatus, cluster_key
+from libs.domain.jobs import JobHead, Phase, Task
 from libs.domain.nodes import Node
-from libs.domain.queues import Queue
+from libs.domain.queues import Eviction, Queue
 from libs.store.port import TaskSeen
+
+#: Evicted pods that are named.
+_NAMED: Final = 4
 
 
 @dataclass(slots=True)
@@ -25,10 +29,12 @@ class Changes:
     gone: set[str] = field(default_factory=set)
     facts: dict[str, ClusterFact | None] = field(default_factory=dict)
     hints: dict[str, Hint] = field(default_factory=dict)
+    #: Jobs of which pods were evicted, by (job, for whom, rule).
+    victims: dict[tuple[str, str, str], Victims] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.nodes_gone or self.queues or self.queues_gone or self.bound or self.gone
-                    or self.facts or self.hints)  # fmt: skip
+                    or self.facts or self.hints or self.victims)  # fmt: skip
 
     def say(self, fact: ClusterFact) -> None:
         self.facts[cluster_key(fact)] = fact
@@ -56,6 +62,13 @@ class Changes:
         self.gone.add(uid)
         self.facts["pod/" + uid] = None
 
+    def evicted(self, head: JobHead, reason: Eviction, pod: str) -> None:
+        key = reason.job, reason.beneficiary, reason.rule
+        found = self.victims.setdefault(key, Victims(head, reason))
+        found.pods.append(pod)
+        if reason.at > found.reason.at:
+            found.reason = reason
+
     def hint(self, head: JobHead) -> Hint:
         found = self.hints.get(head.key)
         if found is None:
@@ -65,6 +78,35 @@ class Changes:
         elif head.queue != found.head.queue:
             found.head = msgspec.structs.replace(found.head, queue=head.queue)
         return found
+
+
+@dataclass(slots=True)
+class Victims:
+    """Pods of one job that were evicted for the same, by namespace/name. `bound` are those that stay."""
+
+    head: JobHead
+    reason: Eviction
+    pods: list[str] = field(default_factory=list)
+    bound: int = 0
+
+    def event(self) -> JobStatus:
+        """What the world is told of it."""
+        head, names = self.head, sorted(self.pods)
+        whole = self.bound >= max(1, head.gang_min)
+        said = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        return JobStatus(
+            id=head.external_id or head.key,
+            job=head.key,
+            tenant=head.tenant,
+            namespace=head.namespace,
+            phase=Phase.RUNNING if whole else Phase.STARTING if self.bound else Phase.PENDING,
+            reason="Evicted",
+            message=f"{said} {self.reason.sentence()}",
+            tasks=max(head.declared, self.bound + len(names)),
+            bound=self.bound,
+            attempt=head.attempt,
+            evicted=msgspec.structs.replace(self.reason, pods=len(names)),
+        )
 
 
 @dataclass(slots=True)

@@ -170,6 +170,10 @@ class Picture:
 
     def take(self) -> Changes:
         changes, self._changes = self._changes, Changes()
+        if changes.victims:
+            bound = self.pods.held_by({victims.head.key for victims in changes.victims.values()})
+            for victims in changes.victims.values():
+                victims.bound = bound[victims.head.key]
         return changes
 
     @property

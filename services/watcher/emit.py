@@ -15,8 +15,8 @@ import msgspec
 import structlog
 
 from libs.bus.port import BusUnavailable, Outgoing, Publisher
-from libs.contracts.events import EventType, JobChanged, TasksBatch
-from libs.contracts.topics import CLUSTER, TASKS
+from libs.contracts.events import EventType, JobChanged, JobStatus, TasksBatch
+from libs.contracts.topics import CLUSTER, STATUS, TASKS
 from libs.domain.jobs import partition_of
 from libs.store.port import Ledger
 from services.watcher import metrics
@@ -49,6 +49,7 @@ class Emitter:
             value = _encode(fact) if fact is not None else None
             self._dirty[key] = Outgoing(CLUSTER.name, key, value, EventType.CLUSTER)
         self._hints += hint_records([h.event(seen) for h in changes.hints.values()], self._partitions)
+        self._hints += status_records([v.event() for v in changes.victims.values()], self._partitions)
         await self.flush()
 
     async def flush(self) -> bool:
@@ -131,6 +132,13 @@ def hint_records(hints: Sequence[JobChanged], partitions: int) -> list[Outgoing]
             size += weight
         records.append(_record(part, partition))
     return records
+
+
+def status_records(statuses: Sequence[JobStatus], partitions: int) -> list[Outgoing]:
+    """What the world is told about jobs; its topic has as many partitions as that of the hints."""
+    return [
+        Outgoing(STATUS.name, s.id, _encode(s), EventType.STATUS, partition_of(s.job, partitions)) for s in statuses
+    ]
 
 
 def _split(hint: JobChanged) -> list[JobChanged]:

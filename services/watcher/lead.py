@@ -60,6 +60,8 @@ CATALOG = frozenset({"priorityclasses", "queues", "podgroups"})
 _RECHECK_S = 60.0
 #: Reports of what is bound or gone leave at most this often.
 GATHER_S = 0.03
+#: How soon evictions are told, at the soonest.
+_NEWS_S = 0.5
 #: How often the leader asks whether the ledger is still whole.
 _LOOK_S = 1.0
 #: Every so many slow passes the topic's content is read and compared, even if nothing looks lost.
@@ -329,8 +331,13 @@ class Leadership:
 
     async def _tell_history(self) -> None:
         await self._first.wait()
+        tally, every = self.picture.tally, self._settings.history_tell_s
+        due, evicted = self._clock.monotonic() + every, tally.news
         while True:
-            await self._clock.sleep(self._settings.history_tell_s)
+            await self._clock.sleep(min(every, _NEWS_S))
+            if self._clock.monotonic() < due and tally.news == evicted:
+                continue
+            due, evicted = self._clock.monotonic() + every, tally.news
             self.picture.tell_history()
             self._changed.set()
 

@@ -7,7 +7,7 @@ nothing are not said. Who holds room stays with the queue that it began in until
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -16,6 +16,7 @@ from libs.contracts.events import PodFact
 from libs.domain import keys
 from libs.domain.jobs import JobHead
 from libs.domain.nodes import Node, newer
+from libs.domain.queues import Eviction
 from libs.kube.declared import notes
 from libs.kube.grouping import job_of, unresolved
 from libs.kube.pods import PodView, parse_pod
@@ -35,6 +36,8 @@ class _Pod:
     holds: bool
     version: str
     preempted: bool = False
+    #: For whom, and by which rule.
+    evicted_for: tuple[str, str] = ("", "")
 
 
 class Pods:
@@ -147,13 +150,16 @@ class Pods:
     def _changed(self, view: PodView, old: _Pod | None) -> None:
         uid, holds = view.uid, view.holds
         preempted = view.preempted or (view.disrupted and old is not None and old.preempted)
+        evicted_for = view.evicted_for
+        if not any(evicted_for) and view.disrupted and old is not None:
+            evicted_for = old.evicted_for
         if holds and old is not None and old.holds and not _differs(old.view, view):
-            old.version, old.preempted = view.version, preempted
+            old.version, old.preempted, old.evicted_for = view.version, preempted, evicted_for
             return
         if old is not None and uid not in self._waiting_for_group and _only_its_status(old.view, view):
             # A word about why it waits, mostly placement's own, which has the version from the answer to its write. A
             # version that it misses costs the binder one more look at the pod.
-            old.view, old.version, old.preempted = view, view.version, preempted
+            old.view, old.version, old.preempted, old.evicted_for = view, view.version, preempted, evicted_for
             return
         changes = self._changes()
         head = job_of(view, self._catalog.known) if view.ours else None
@@ -163,7 +169,7 @@ class Pods:
                     self._ignored(view, note)
             if holds and old is not None and old.holds and old.head is not None and old.head.queue != head.queue:
                 head = msgspec.structs.replace(head, queue=old.head.queue)
-        pod = self.by_uid[uid] = _Pod(view, head, holds, view.version, preempted)
+        pod = self.by_uid[uid] = _Pod(view, head, holds, view.version, preempted, evicted_for)
         self._evicted(uid, pod, view)
         if holds:
             self._bound(uid, pod)
@@ -196,8 +202,20 @@ class Pods:
         notice names our plan."""
         if pod.head is None or not view.deleted or not view.disrupted:
             return
-        if pod.preempted or view.preempted or view.annotations.get(keys.EVICT_PLAN):
-            self._tally.evicted(uid, pod.head.queue, pod.head.workload, view.deleted)
+        if not (pod.preempted or view.preempted or view.annotations.get(keys.EVICT_PLAN)):
+            return
+        head, (beneficiary, rule) = pod.head, view.evicted_for if any(view.evicted_for) else pod.evicted_for
+        reason = Eviction(head.key, beneficiary, rule, int(view.deleted)) if beneficiary else None
+        if self._tally.evicted(uid, head.queue, head.workload, view.deleted, reason) and reason is not None:
+            self._changes().evicted(head, reason, f"{view.namespace}/{view.name}")
+
+    def held_by(self, jobs: Collection[str]) -> dict[str, int]:
+        """How many pods of each of these jobs hold room and stay."""
+        found = dict.fromkeys(jobs, 0)
+        for pod in self.by_uid.values():
+            if pod.holds and pod.head is not None and pod.head.key in found and not pod.view.terminating:
+                found[pod.head.key] += 1
+        return found
 
     def _bound(self, uid: str, pod: _Pod) -> None:
         seen = self._seen(uid, pod)

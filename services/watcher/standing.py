@@ -3,14 +3,14 @@ from. Pure: the time is handed in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from libs.domain.jobs import Phase
-from libs.domain.queues import Queue, QueueHistory, Quota, ancestors
+from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, ancestors
 from libs.domain.resources import WHOLE
 from libs.kube import trainingjobs
 from libs.kube.grouping import Known, resolve_queue
@@ -33,6 +33,7 @@ class _History(msgspec.Struct, rename="camel"):
 class _Evicted(msgspec.Struct):
     workload: str
     times: tuple[int, ...] = ()
+    reasons: tuple[Eviction, ...] = ()
 
 
 class _Condition(msgspec.Struct, rename="camel"):
@@ -82,6 +83,7 @@ def kept(raw: bytes) -> tuple[str, Kept]:
                 cpu_milli_s=max(past.cpu_milli_seconds, 0),
                 mem_mib_s=max(past.memory_mib_seconds, 0),
                 evictions={one.workload: one.times for one in status.evictions if one.times},
+                reasons={one.workload: one.reasons for one in status.evictions if one.reasons},
             )
         for condition in status.conditions:
             if condition.type == CONSISTENT:
@@ -166,8 +168,15 @@ def _one(
             "cpuMilliSeconds": past.cpu_milli_s,
             "memoryMibSeconds": past.mem_mib_s,
         },
-        "evictions": [{"workload": key, "times": list(times)} for key, times in past.evictions.items()],
+        "evictions": [_evicted(key, times, past.reasons.get(key, ())) for key, times in past.evictions.items()],
     }
+
+
+def _evicted(workload: str, times: Sequence[int], reasons: Sequence[Eviction]) -> dict[str, Any]:
+    said: dict[str, Any] = {"workload": workload, "times": list(times)}
+    if reasons:
+        said["reasons"] = [{**msgspec.to_builtins(one), "pods": one.pods} for one in reasons]
+    return said
 
 
 def _consistent(place: Placed, kept: Kept, now: float) -> dict[str, Any]:

@@ -14,13 +14,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from libs.contracts.events import HistoryFact
-from libs.domain.queues import Queue, QueueHistory, Quota, ancestors
+from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, ancestors
 from libs.domain.resources import Charge
 
 #: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
 MOST_WORKLOADS: Final = 256
 MOST_TIMES: Final = 64
+#: For whom a workload was evicted is remembered of its last so many evictions; pods that went for the same within so
+#: many seconds are one.
+MOST_REASONS: Final = 4
+_TOGETHER_S: Final = 60
 #: Evicted pods that are remembered by uid, so that each counts once.
 _COUNTED: Final = 20_000
 #: Evictions of one queue that are told by uid: the last so many, of the last so many seconds.
@@ -58,13 +64,14 @@ class Tally:
         self._models: dict[str, dict[str, int]] = {}
         self._accounts: dict[str, _Account] = {}
         self._evictions: dict[str, dict[str, list[int]]] = {}
+        self._reasons: dict[str, dict[str, list[Eviction]]] = {}
         self._counted: dict[str, None] = {}
         #: (when counted, uid), by path.
         self._recent: dict[str, deque[tuple[float, str]]] = {}
         self._moved: set[str] = set()
         self._kept_at = float("-inf")
         #: Evicted pods that the first lists showed: whether they are news is known when it is known what was kept.
-        self._early: list[tuple[str, str, str, float]] = []
+        self._early: list[tuple[str, str, str, float, Eviction | None]] = []
         self.begun = False
         #: Counts evictions that were news.
         self.news = 0
@@ -83,6 +90,8 @@ class Tally:
             self._kept_at = max(self._kept_at, history.at)
             for workload, times in history.evictions.items():
                 self._evictions.setdefault(path, {})[workload] = list(times)
+            for workload, reasons in history.reasons.items():
+                self._reasons.setdefault(path, {})[workload] = list(reasons[-MOST_REASONS:])
         for held in self._held.values():
             for path in ancestors(held.path):
                 since = kept[path].at if path in kept else 0.0
@@ -123,10 +132,11 @@ class Tally:
         if held is not None:
             self._shift(held, -1)
 
-    def evicted(self, uid: str, path: str, workload: str, at: float) -> bool:
-        """A pod was made to go for others; whether that is news. `at` is in whole seconds, as the API server has it."""
+    def evicted(self, uid: str, path: str, workload: str, at: float, reason: Eviction | None = None) -> bool:
+        """A pod was made to go for others; whether that is news. `at` is in whole seconds, as the API server has it.
+        `reason` None: nobody knows for whom."""
         if not self.begun:
-            self._early.append((uid, path, workload, at))
+            self._early.append((uid, path, workload, at, reason))
             return False
         if uid in self._counted:
             return False
@@ -140,6 +150,8 @@ class Tally:
         times.append(int(at))
         times.sort()
         del times[:-MOST_TIMES]
+        if reason is not None:
+            _remember(self._reasons.setdefault(path, {}).setdefault(workload, []), reason)
         self._recent.setdefault(path, deque(maxlen=_MOST_RECENT)).append((self._now(), uid))
         self._moved.add(path)
         self.news += 1
@@ -156,6 +168,9 @@ class Tally:
         for workload, times in self._evictions.pop(old, {}).items():
             kept = self._evictions.setdefault(new, {}).setdefault(workload, [])
             kept[:] = sorted([*kept, *times])[-MOST_TIMES:]
+        for workload, reasons in self._reasons.pop(old, {}).items():
+            known = self._reasons.setdefault(new, {}).setdefault(workload, [])
+            known[:] = sorted([*known, *reasons], key=lambda one: one.at)[-MOST_REASONS:]
         if (recent := self._recent.pop(old, None)) is not None:
             self._recent[new] = recent
         self._moved |= {old, new}
@@ -195,6 +210,7 @@ class Tally:
             mem_mib_s=mem,
             evictions={workload: tuple(times) for workload, times in sorted(self._evictions.get(path, {}).items())},
             recent=self._counted_last(path),
+            reasons={workload: tuple(known) for workload, known in sorted(self._reasons.get(path, {}).items())},
         )
 
     def _counted_last(self, path: str) -> tuple[str, ...]:
@@ -272,7 +288,26 @@ class Tally:
         if len(known) > MOST_WORKLOADS:
             for workload in sorted(known, key=lambda one: known[one][-1])[: len(known) - MOST_WORKLOADS]:
                 del known[workload]
+        reasons = self._reasons.get(path, {})
+        for workload, said in list(reasons.items()):
+            said[:] = [one for one in said if one.at >= before]
+            if not said or workload not in known:
+                del reasons[workload]
+        if not reasons:
+            self._reasons.pop(path, None)
         changed = count != sum(map(len, known.values()))
         if not known:
             del self._evictions[path]
         return changed
+
+
+def _remember(known: list[Eviction], new: Eviction) -> None:
+    for n, one in enumerate(known):
+        same = (one.job, one.beneficiary, one.rule) == (new.job, new.beneficiary, new.rule)
+        if same and abs(one.at - new.at) <= _TOGETHER_S:
+            known[n] = msgspec.structs.replace(one, at=max(one.at, new.at), pods=one.pods + new.pods)
+            break
+    else:
+        known.append(new)
+    known.sort(key=lambda one: one.at)
+    del known[:-MOST_REASONS]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from libs.contracts.events import HistoryFact
 from libs.domain.line import Turn
-from libs.domain.queues import Queue
+from libs.domain.queues import Eviction, Queue, QueueHistory
+from libs.kube.grouping import job_of
 from libs.testkit.builders import node
 from services.placement import explain, learning
 from tests.component.placement_scene import PARTITIONS, binder, placement, running, scene
@@ -98,3 +100,20 @@ async def test_two_replicas_tell_one_line(monkeypatch: pytest.MonkeyPatch) -> No
             for position in range(2, 11):
                 assert told[by_position[position]].behind[0] == by_position[position - 1]
             assert {t.overall for t in told.values()} == set(range(1, 11))
+
+
+async def test_who_was_made_again_hears_for_whom_the_pod_before_it_went() -> None:
+    async with scene() as s:
+        await s.facts(s.node("n1"))
+        waits = s.pod("low-again", gpus=9)
+        workload = job_of(waits).workload
+        eviction = Eviction("pod/team/low", "pod/team/urgent", "priority", 1_796_000_000)
+        history = QueueHistory(
+            job_of(waits).queue, 1.0, evictions={workload: (eviction.at,)}, reasons={workload: (eviction,)}
+        )
+        await s.publish_facts(HistoryFact(history))
+        async with running(placement(s, placement_words_s=0.01, placement_condition_s=0.01)):
+            await s.hint(waits)
+            await s.until(lambda: s.condition("low-again"))
+        message = (s.condition("low-again") or {})["message"]
+        assert message.endswith(". It was evicted for pod/team/urgent by rule priority at 2026-11-30T00:53:20Z")

@@ -14,6 +14,7 @@ from libs.contracts.events import EventType, EvictionOutcome, EvictionsBatch, Ou
 from libs.contracts.topics import CLUSTER, EVICTIONS, OUTCOMES
 from libs.domain import keys
 from libs.domain.jobs import partition_of
+from libs.domain.notices import noticed
 from libs.domain.plans import Assignment, EvictionPlan, Victim
 from libs.domain.resources import Charge, GpuGrant
 from libs.host.parts import Parts
@@ -215,6 +216,8 @@ async def test_victims_go_by_uid_with_a_word_about_why(world):
     raw = world.cluster.call_now("GET", f"/api/v1/namespaces/{TEAM}/pods/low-0").body
     conditions = {c["type"]: c for c in msgspec.json.decode(raw)["status"]["conditions"]}
     assert conditions["DisruptionTarget"]["reason"] == "PreemptionByScheduler"
+    beneficiary, rule = noticed(conditions["DisruptionTarget"]["message"])
+    assert (beneficiary, rule) == ("pod/default/urgent", "priority"), "what others read off it"
     assert await world.earmarks_after(*victims) == 1
 
 

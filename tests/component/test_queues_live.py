@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from libs.bus.port import Outgoing
-from libs.contracts.events import ClusterFact, EventType, HistoryFact, QueueFact
-from libs.contracts.topics import CLUSTER
+from libs.contracts.events import ClusterFact, EventType, HistoryFact, JobStatus, QueueFact
+from libs.contracts.topics import CLUSTER, STATUS
 from libs.domain import keys
+from libs.domain.jobs import Phase
+from libs.domain.notices import notice
 from libs.domain.plans import Assignment, Plan
 from libs.domain.queues import Quota
 from libs.domain.resources import Charge
@@ -21,6 +23,14 @@ from tests.component.test_watcher import PODS, World
 
 ENCODE = msgspec.json.encode
 SOON: dict[str, Any] = {"history_tell_s": 0.2, "queue_status_s": 0.5}
+
+
+async def statuses(world: World) -> list[JobStatus]:
+    reader = world.bus.follow([STATUS.name], from_start=True)
+    found: list[JobStatus] = []
+    while not reader.caught_up:
+        found += [msgspec.json.decode(r.value or b"", type=JobStatus) for r in await reader.batch(1000, 0.05)]
+    return found
 
 
 def make(world: World, name: str, **spec: Any) -> None:
@@ -203,7 +213,21 @@ async def test_what_was_used_and_who_was_evicted_outlives_the_leader() -> None:
         await asyncio.sleep(0.3)
     kept = status(world, "vision")
     assert kept["history"]["gpuMilliSeconds"] > 0
-    assert [one["workload"] for one in kept["evictions"]] == [workload]
+    (written,) = kept["evictions"]
+    assert written["workload"] == workload
+    (reason,) = written["reasons"]
+    assert reason == {
+        "job": workload,
+        "beneficiary": "gang/team/urgent",
+        "rule": "reclaim",
+        "at": reason["at"],
+        "pods": 1,
+    }
+    assert reason["at"] in written["times"]
+    (said,) = [s for s in await statuses(world) if s.reason == "Evicted"]
+    assert (said.job, said.phase, said.bound) == (workload, Phase.PENDING, 0)
+    assert said.evicted is not None and said.evicted.beneficiary == "gang/team/urgent"
+    assert said.message.startswith("default/victim was evicted for gang/team/urgent by rule reclaim at 2")
 
     second = world.watcher("second", **SOON)
     async with world.running(second):
@@ -212,8 +236,38 @@ async def test_what_was_used_and_who_was_evicted_outlives_the_leader() -> None:
         assert known.term > 1
         assert known.history.gpu_milli_s >= kept["history"]["gpuMilliSeconds"]
         assert len(known.history.evictions[workload]) == 1
+        assert [one.rule for one in known.history.reasons[workload]] == ["reclaim"]
         both = await histories(world)
         assert both["org"].history.gpu_milli_s >= known.history.gpu_milli_s - 1
+
+
+async def test_the_api_server_wrote_its_own_reason_over_ours_and_nobody_knew_for_whom() -> None:
+    """It does so where the Eviction API is used, for a pod with a disruption budget."""
+    world = await World().open()
+    make(world, "vision", namespaces=["default"])
+    victim = world.pod("victim", node="n0", gpus="1")
+    watcher = world.watcher(**SOON)
+    async with world.running(watcher):
+        await world.synced(watcher)
+        for reason, message in (
+            ("PreemptionByScheduler", notice("pod/team/urgent", "priority")),
+            ("EvictionByEvictionAPI", "Eviction API: evicting"),
+        ):
+            answer = await writes.patch_pod_condition(
+                world.cluster, "default", "victim", victim,
+                type="DisruptionTarget", status="True", reason=reason, message=message,
+            )  # fmt: skip
+            assert answer.ok
+            await asyncio.sleep(0.1)
+        world.phase("victim", "Running")
+        world.delete("victim", 30)
+
+        async def told() -> Any:
+            known = (await histories(world)).get("vision")
+            return known is not None and known.history.reasons.get("pod/default/victim")
+
+        (reason_told,) = await world.until(told)
+        assert (reason_told.beneficiary, reason_told.rule) == ("pod/team/urgent", "priority")
 
 
 async def test_a_late_write_of_a_leader_that_was_deposed_does_not_stay() -> None:
@@ -241,7 +295,8 @@ async def evict(world: World, name: str, uid: str) -> None:
     """As the preemptor does: the reason is said on the pod, which then terminates."""
     answer = await writes.patch_pod_condition(
         world.cluster, "default", name, uid,
-        type="DisruptionTarget", status="True", reason="PreemptionByScheduler", message="for others",
+        type="DisruptionTarget", status="True", reason="PreemptionByScheduler",
+        message=notice("gang/team/urgent", "reclaim"),
     )  # fmt: skip
     assert answer.ok
     world.phase(name, "Running")

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cli.jobview import Group, counted, find, groups_of
+from cli.jobview import Group, counted, evicted_of, find, groups_of, place_of
 from libs.domain import keys
+from libs.domain.queues import Eviction
 from libs.kube import trainingjobs
 from libs.kube.objects import Pod, pod_decoder
 
@@ -156,3 +157,16 @@ def test_counts_are_read_back_from_the_sentence(message: str, nodes: dict[str, i
 def test_what_helps_ends_where_the_place_in_line_begins(place: str) -> None:
     group = Group("pod", "team", "p", message=f"0/2 nodes fit; helps: 4 idle GPUs, 1 more node like n1{place}")
     assert group.record()["helps"] == "4 idle GPUs, 1 more node like n1"
+
+
+@pytest.mark.parametrize("line", ["", ". 1st of 2 waiting in queue a/b; expected start: unknown"])
+def test_a_pod_that_was_made_again_says_for_whom_the_one_before_it_went(line: str) -> None:
+    eviction = Eviction("pod/team/low-1", "pod/team/urgent-0", "priority", 1_796_000_000)
+    said = f"0/1 nodes fit; would help: 1 GPU{line}"
+    record = only(groups_of([], [pod("low", says=("Waiting", f"{said}. It {eviction.sentence()}"))])).record()
+    told = {"beneficiary": "pod/team/urgent-0", "rule": "priority", "at": "2026-11-30T00:53:20Z"}
+    assert record["evicted"] == told
+    assert record["helps"] == "1 GPU"
+    assert evicted_of(record["message"]) == (said, told)
+    place = place_of(record["message"])
+    assert (place.text if place else "") == line.removeprefix(". ")

@@ -85,6 +85,29 @@ def test_one_queue_by_path_or_name_with_what_protects_it(
         queue("team")
 
 
+def test_an_eviction_says_for_whom_and_by_which_rule(
+    server: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = {
+        "job": "gang/team/low",
+        "beneficiary": "pod/team/urgent-0",
+        "rule": "priority",
+        "at": 1_796_000_000,
+        "pods": 3,
+    }
+    old = {"workload": "gang/team/old", "times": [1_795_000_000]}
+    evictions = [{"workload": "gang/team/low", "times": [1_796_000_000] * 3, "reasons": [reason]}, old]
+    make(server, "vision", {**standing(1), "evictions": evictions})
+    assert queue("vision") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (at,) = [n for n, line in enumerate(lines) if line.startswith("evicted: gang/team/low, 3 times")]
+    said = "gang/team/low, 3 pods, was evicted for pod/team/urgent-0 by rule priority at 2026-11-30T00:53:20Z"
+    assert lines[at + 1].strip() == said
+    assert queue("vision", as_json=True) == 0
+    (vision,) = json.loads(capsys.readouterr().out)
+    assert vision["reasons"]["gang/team/low"] == [reason]
+
+
 def test_other_resources_and_models(tree: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert queue("speech", resource="cpu") == 0
     assert capsys.readouterr().out.splitlines()[1].split() == [

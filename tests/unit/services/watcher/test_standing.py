@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from libs.domain import keys
-from libs.domain.queues import QueueHistory
+from libs.domain.queues import Eviction, QueueHistory
 from services.watcher.decide import Picture
 from services.watcher.standing import kept, statuses
 from tests.unit.services.watcher.test_decide import node, pod, queue
@@ -27,13 +27,16 @@ def test_what_one_leader_writes_the_next_reads() -> None:
     seen.node_event("ADDED", node("n1", 1))
     seen.queue_list([queue("vision", 2, namespaces=("team",))])
     seen.pods.event("ADDED", pod("p", 3, "n1"))
-    seen.tally.begin({"vision": QueueHistory("vision", 4000.0, 600, 7_000_000, 5, 6, {"w": (3900, 3950)})})
+    reasons = {"w": (Eviction("gang/a/w", "pod/a/b", "priority", 3950, 2),)}
+    past = QueueHistory("vision", 4000.0, 600, 7_000_000, 5, 6, {"w": (3900, 3950)}, reasons=reasons)
+    seen.tally.begin({"vision": past})
     name, found = kept(queue("vision", 2))
     status = statuses(seen, {name: found}, seen.tally.history, now)["vision"]
 
     again = kept(raw(status))[1]
     assert again.history == msgspec.structs.replace(seen.tally.history("vision"), path="vision")
     assert again.history is not None and again.history.evictions == {"w": (3900, 3950)}
+    assert again.history.reasons == reasons
     assert (again.uid, again.generation, again.consistent) == ("u", 4, "True")
 
 

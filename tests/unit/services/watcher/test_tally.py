@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.domain.queues import Queue, QueueHistory
+from libs.domain.queues import Eviction, Queue, QueueHistory
 from libs.domain.resources import Charge, GpuGrant
-from services.watcher.tally import MOST_WORKLOADS, Tally
+from services.watcher.tally import MOST_REASONS, MOST_WORKLOADS, Tally
 
 HALF = 3600
 ONE = Charge(cpu=2000, mem=64, gpus=(GpuGrant(0, 1000, 80000),))
@@ -182,3 +182,33 @@ def test_a_queue_that_moves_takes_along_what_it_used(time: Time) -> None:
     assert gpu(tally, "new/q") == used
     assert gpu(tally, "old/q") == 0
     assert list(tally.history("new/q").evictions) == ["w"]
+
+
+class TestForWhom:
+    def test_pods_of_a_gang_that_went_for_the_same_are_one_entry_and_only_the_last_few_are_kept(
+        self, time: Time
+    ) -> None:
+        tally = begun(time)
+        for n in range(3):
+            reason = Eviction("gang/ns/g", "pod/ns/urgent", "priority", int(time.now) + n)
+            assert tally.evicted(f"u{n}", "q", "gang/ns/g", time.now + n, reason)
+            assert not tally.evicted(f"u{n}", "q", "gang/ns/g", time.now + n, reason)
+        (told,) = tally.history("q").reasons["gang/ns/g"]
+        assert (told.pods, told.at) == (3, int(time.now) + 2)
+        for n in range(9):
+            time.now += 100
+            tally.evicted(
+                f"v{n}", "q", "gang/ns/g", time.now, Eviction("gang/ns/g", f"pod/ns/{n}", "reclaim", int(time.now))
+            )
+        kept = tally.history("q").reasons["gang/ns/g"]
+        assert [one.beneficiary for one in kept] == [f"pod/ns/{n}" for n in range(9 - MOST_REASONS, 9)]
+
+    def test_it_is_forgotten_with_the_window_and_moves_with_its_queue(self, time: Time) -> None:
+        tally = begun(time)
+        tally.evicted("a", "q", "w", time.now, Eviction("w", "pod/ns/x", "shrink", int(time.now)))
+        tally.renamed("q", "org/q")
+        assert tally.history("q").reasons == {}
+        assert [one.rule for one in tally.history("org/q").reasons["w"]] == ["shrink"]
+        time.now += 100
+        tally.tell({"org/q": Queue("org/q", evictions_window_s=60)})
+        assert tally.history("org/q").reasons == {}
