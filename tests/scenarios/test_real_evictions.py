@@ -12,7 +12,7 @@ import pytest
 
 from libs.domain import keys
 from libs.kube import trainingjobs, writes
-from tests.e2e.world import LABEL, Pods, SeenPod, World, bound
+from tests.e2e.world import LABEL, Heard, Pods, SeenPod, World, bound
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
@@ -51,6 +51,16 @@ class Shared:
         path = f"/apis/apps/v1/namespaces/{self.world.namespace}/replicasets"
         answer = await self.world.load.kube.call("POST", path, json.dumps(body).encode())
         assert answer.ok, answer.body
+
+    async def reasons(self, queue: str, count: int, within_s: float = 15.0) -> list[dict[str, Any]]:
+        """For whom the one workload of a queue was evicted, as soon as the queue's status tells so many."""
+        async with asyncio.timeout(within_s):
+            while True:
+                answer = await self.world.load.kube.call("GET", f"{writes.QUEUES}/{queue}")
+                for one in json.loads(answer.body).get("status", {}).get("evictions") or ():
+                    if len(found := one.get("reasons") or []) >= count:
+                        return list(found)
+                await asyncio.sleep(0.3)
 
     async def patch(self, name: str, patch: dict[str, Any]) -> None:
         path = writes.pods_path(self.world.namespace, name)
@@ -105,11 +115,16 @@ async def test_the_controller_made_the_victim_again_and_it_was_evicted_again_wit
     assert condition is not None
     assert "1 pod protected as evicted often enough until" in (condition.message or "")
     await asyncio.sleep(1.0)
+    reasons = await shared.reasons(queue, 2)
+    assert [one["beneficiary"].rpartition("/")[2] for one in reasons] == ["urgent-0", "urgent-1"]
+    assert {one["rule"] for one in reasons} == {"priority"}
     pods = await world.until(lambda pods: True)
     assert [pod.view.uid for pod in of(pods, "low")] == [survivor.view.uid], "twice in a day is enough"
 
 
 async def test_victims_left_at_different_times_and_early_room_was_stolen_back(world: World, shared: Shared) -> None:
+    """Three seconds here, in which the other victim's pod, made again, would have taken the room had it been free. A
+    grace of 30 s is played in virtual time (tests/property/room_play.py, and the component test of rooms)."""
     await world.nodes(1, gpus=2)
     queue = await shared.queue("q")
     for name in ("left", "right"):
@@ -147,6 +162,42 @@ async def test_the_evicted_queues_share_became_0_so_it_went_first_again(world: W
     pods = await world.until(lambda pods: True)
     assert {name: pod.view.uid for name, pod in pods.items() if pod.view.node} == kept, "one eviction, and all is quiet"
     assert [pod.view.uid for pod in of(pods, "a4")] == [again.view.uid]
+
+
+async def test_ten_pods_were_needed_and_one_was_taken_of_each_of_ten_gangs(world: World, shared: Shared) -> None:
+    """A hundred GPUs, ten jobs of ten, spread over nodes of four: who asks for ten costs one job, which comes again as
+    a whole, and hears for whom it went."""
+    await world.nodes(25, gpus=4)
+    queue = await shared.queue("q")
+    names = [f"train-{n}" for n in range(10)]
+    for name in names:
+        spec = {**world.job(name, 10), "queue": queue}
+        answer = await writes.create_trainingjob(world.load.kube, world.namespace, name, spec)
+        assert answer.ok, answer.body
+    pods = await world.until(lambda pods: len(bound(pods)) == 100)
+    before = {pod.view.uid for pod in pods.values()}
+    async with world.listening() as heard:
+        await world.create(*world.gang("urgent", 10, labels=HIGH, annotations={keys.QUEUE: queue}))
+        pods = await world.until(lambda pods: sum(name.startswith("urgent") for name in bound(pods)) == 10)
+        gone = before - {pod.view.uid for pod in pods.values() if pod.view.node and not pod.view.terminating}
+        assert len(gone) == 10
+        views = {name: await writes.get_trainingjob(world.load.kube, world.namespace, name) for name in names}
+        held = {name: sum(pod.startswith(f"{name}-") for pod in bound(pods)) for name in names}
+        (victim,) = [name for name in names if held[name] < 10]
+        assert held[victim] == 0, "the whole of it, since nothing is left of a gang that lost a member"
+        others = [trainingjobs.parse(views[name].body).status for name in names if name != victim]
+        assert {(status.phase, status.bound, status.failed) for status in others} == {("Running", 10, 0)}
+
+        def told(heard: Heard) -> bool:
+            said = [s.evicted for s in heard.statuses if s.reason == "Evicted" and s.namespace == world.namespace]
+            return sum(one.pods for one in said if one is not None) >= 10
+
+        await heard.until(told, within_s=5.0)
+    said = [s for s in heard.statuses if s.reason == "Evicted" and s.namespace == world.namespace]
+    assert {s.job for s in said} == {f"job/{world.namespace}/{victim}"}
+    assert {(s.evicted.beneficiary, s.evicted.rule) for s in said if s.evicted is not None} == {
+        (f"gang/{world.namespace}/urgent", "priority")
+    }
 
 
 async def test_ten_workers_were_evicted_where_one_of_an_elastic_job_was_enough(world: World, shared: Shared) -> None:
