@@ -123,8 +123,9 @@ async def test_the_controller_made_the_victim_again_and_it_was_evicted_again_wit
 
 
 async def test_victims_left_at_different_times_and_early_room_was_stolen_back(world: World, shared: Shared) -> None:
-    """Three seconds here, in which the other victim's pod, made again, would have taken the room had it been free. A
-    grace of 30 s is played in virtual time (tests/property/room_play.py, and the component test of rooms)."""
+    """Three seconds here, in which the other victim's pod, made again, would have taken the room had it been free. The
+    whole 30 s of a grace are held in virtual time, on the real ledger, in tests/component/test_room_kept.py; the laws
+    of tests/property/test_room_laws.py play histories with it."""
     await world.nodes(1, gpus=2)
     queue = await shared.queue("q")
     for name in ("left", "right"):
