@@ -224,9 +224,14 @@ class Engine(Protocol):
         not. Nothing is taken: whether they lend it is the ledger's to say."""
         ...
 
-    def longest_left(self, now: float) -> float | None:
+    def longest_left(self, now: float, *, gpus: bool = True) -> float | None:
         """The most seconds that any running task has left, where declared or earlier run times tell of all; else
-        None."""
+        None. With `gpus` only of those that have some: others are not waited for by who asks for GPUs."""
+        ...
+
+    def owed(self, jobs: Sequence[PendingJob], now: float) -> str:
+        """Of jobs of one queue, one behind the other: empty where the minima of all of them fit into free room and what
+        queues above their shares have to give back now; else why that is not certain."""
         ...
 
     def kept(self) -> Mapping[str, frozenset[str]]:

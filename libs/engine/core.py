@@ -17,6 +17,7 @@ from libs.domain.queues import Queue, QueueHistory
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
+from libs.engine.actions.owed import owed
 from libs.engine.api import Decision, EngineConfig, PendingJob, Placement, Reserved, RunningTask
 from libs.engine.ask import ask_key
 from libs.engine.consolidate.plan import Limits
@@ -167,15 +168,19 @@ class PlacementEngine:
         self._session.now = now
         return backfill(self._session, job, lenders)
 
-    def longest_left(self, now: float) -> float | None:
+    def longest_left(self, now: float, *, gpus: bool = True) -> float | None:
         runs, longest = self._session.runs, 0.0
         for task in self._session.running.by_uid.values():
-            if task.charge.gpus:
+            if task.charge.gpus or not gpus:
                 high = runs.end_of(task, now).high
                 if high == inf:
                     return None
                 longest = max(longest, high - now)
         return longest
+
+    def owed(self, jobs: Sequence[PendingJob], now: float) -> str:
+        self._session.begin(now)
+        return owed(self._session, jobs)
 
     def kept(self) -> Mapping[str, frozenset[str]]:
         return {key: frozenset(names) for key, names in self._session.snapshot.earmarks.items() if names}

@@ -18,7 +18,7 @@ from typing import Final
 
 from libs.contracts.events import QueueLine
 from libs.domain.line import Turn
-from libs.domain.queues import ancestors
+from libs.domain.queues import Quota, ancestors
 from libs.engine.api import Start
 from libs.engine.fair import NOTHING, Amounts, Line, Place, asked, everything, plus
 from libs.engine.fair.shares import parent_of
@@ -42,6 +42,9 @@ _FRONT: Final = 1
 _START_S: Final = 30.0
 #: Between two of them, whichever queues they are of: one takes some milliseconds.
 _BETWEEN_S: Final = 0.5
+#: What a queue is owed is proven for so many of its first jobs, as often as starts are worked out.
+_OWED: Final = 16
+_PROOFS: Final = (_OWED, 4, 1)
 
 
 @dataclass(slots=True)
@@ -57,8 +60,18 @@ class _Picture:
     demand: dict[str, Amounts] = field(default_factory=dict)
     #: Jobs, of any replica, for which room is kept.
     kept: tuple[str, ...] = ()
-    #: The longest that a running task has left, where that is known of all; seconds.
+    #: The longest that a running task has left, where that is known of all; seconds: of those with GPUs, of all.
     longest: float | None = None
+    longest_of_all: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """That these jobs of a queue fit into what others have to give back; `why` is said of those behind them."""
+
+    at: float
+    jobs: frozenset[str]
+    why: str
 
 
 class Explainer:
@@ -69,6 +82,8 @@ class Explainer:
         self._starts: dict[str, tuple[float, str, Start]] = {}
         self._told: dict[str, Turn] = {}
         self._next_start = float("-inf")
+        self._owed: dict[str, _Proof] = {}
+        self._next_proof = float("-inf")
         #: What other replicas tell of their lines, and whether there are any to be told of ours.
         self.heard = Heard()
         self.shared = False
@@ -90,7 +105,7 @@ class Explainer:
         position = before + elsewhere.before(queue, place) + 1
         behind = sorted(line[max(0, before - _BEHIND) : before] + elsewhere.just_before(queue, place, _BEHIND))
         start = self._start(job, position, now, wall)
-        bound, bound_basis = self._bound(job, position, picture, now)
+        bound, bound_basis = self._bound(job, position, now, wall)
         evicting = job.evicting
         pods = self._state.view.pods
         turn = Turn(
@@ -170,9 +185,11 @@ class Explainer:
             line.charge(entry.path, entry.ask)
         picture.kept = tuple(sorted(state.view.engine.kept()))
         picture.longest = state.view.engine.longest_left(wall)
+        picture.longest_of_all = state.view.engine.longest_left(wall, gpus=False)
         yield
         self._told = {key: turn for key, turn in self._told.items() if key in state.waiting}
         self._starts = {queue: start for queue, start in self._starts.items() if queue in picture.lines}
+        self._owed = {queue: proof for queue, proof in self._owed.items() if queue in picture.lines}
         self._picture = picture
 
     def lines_of(self, partition: int) -> tuple[QueueLine, ...]:
@@ -208,10 +225,12 @@ class Explainer:
         self._starts[job.head.queue] = (now, job.head.key, start)
         return start
 
-    def _bound(self, job: Job, position: int, picture: _Picture, now: float) -> tuple[int, str]:
+    def _bound(self, job: Job, position: int, now: float, wall: float) -> tuple[int, str]:
         """The most that it waits, while its queue and all above ask for no more than their parts and nobody comes who
-        stands before it. Each job before it in its queue has such a turn as well, one after the other at the worst."""
+        stands before it. Each job before it in its queue has such a turn as well, one after the other at the worst.
+        0 and the reason where nothing is certain."""
         shares, settings, queue = self._state.view.engine.shares, self._settings, job.head.queue
+        picture = self._picture
         for one in ancestors(queue):
             if not shares.compared(parent_of(one)):
                 continue  # all of what is above is its part, and only its own line stands before it
@@ -220,20 +239,64 @@ class Explainer:
                 return 0, "its queue asks for more than its part of the cluster"
         if job.gathering is not None and job.gathering.start.high:
             return max(1, math.ceil(job.gathering.until - now)), f"room is kept for it; {job.gathering.start.basis}"
-        turns: list[tuple[float, str]] = []
+        bounds: list[tuple[float, str]] = []
         after = settings.placement_reserve_after_s
-        if settings.placement_reserve_s > 0 and picture.longest is not None:
-            turn = max(settings.placement_reserve_s, 1.25 * picture.longest + 60.0)
-            turns.append((after + turn, "a reservation and the run times of what runs"))
-        spec = shares.spec(queue)
-        if spec is not None and (spec.deserved.gpu_milli is not None or spec.deserved.models):
-            others = [q for q in shares.queues() if q.path not in ancestors(queue) and q.preemptible]
-            runs = max((q.min_run_s for q in others), default=0)
-            turns.append((runs + settings.placement_evicting_s, "others give back what it deserves"))
-        if not turns:
-            return 0, "run times of what runs are unknown"
-        turn, basis = min(turns)
-        return math.ceil(position * turn), basis
+        longest = picture.longest if everything(job.waiting)[0] else picture.longest_of_all
+        if settings.placement_reserve_s > 0 and longest is not None:
+            turn = after + max(settings.placement_reserve_s, 1.25 * longest + 60.0)
+            bounds.append((position * turn, "a reservation and the run times of what runs"))
+        why = "run times of what runs are unknown"
+        specs = [spec for one in ancestors(queue) if (spec := shares.spec(one)) is not None]
+        if any(spec.deserved != Quota() for spec in specs):
+            reason = self._not_owed(job, position, now, wall)
+            if reason:
+                why += f", and {reason}"
+            else:
+                turn = settings.placement_evicting_s
+                basis = f"others give back what it deserves, their pods ending within {turn:g} s"
+                bounds.append((position * turn + self._gathers(queue, position, now), basis))
+        if not bounds:
+            return 0, why
+        bound, basis = min(bounds)
+        return math.ceil(bound), basis
+
+    def _gathers(self, queue: str, position: int, now: float) -> float:
+        """For how long room is kept for one of the first jobs of a queue: meanwhile it makes nobody leave."""
+        jobs = (self._state.pending.jobs.get(place[3]) for place in self._picture.lines[queue][:position])
+        return max((job.gathering.until - now for job in jobs if job is not None and job.gathering), default=0.0)
+
+    def _not_owed(self, job: Job, position: int, now: float, wall: float) -> str:
+        """Why it is not certain that others give back enough for the job and all before it; empty where it is."""
+        queue = job.head.queue
+        before = self._picture.lines.get(queue, [])[:position]
+        if position > _OWED:
+            return f"what others give back is certain for the first {_OWED} only"
+        if len(before) < position or before[-1][3] != job.head.key:
+            return "jobs of its queue that another replica has stand before it"
+        proof = self._owed.get(queue)
+        if (proof is None or now - proof.at >= _START_S) and now >= self._next_proof:
+            self._next_proof = now + _BETWEEN_S
+            proof = self._owed[queue] = self._proven(queue, now, wall)
+        if proof is None or now - proof.at >= 2 * _START_S:
+            return "what others have to give back is not worked out yet"
+        return "" if proof.jobs.issuperset(place[3] for place in before) else proof.why
+
+    def _proven(self, queue: str, now: float, wall: float) -> _Proof:
+        state = self._state
+        line = [job for place in self._picture.lines[queue][:_OWED] if (job := state.pending.jobs.get(place[3]))]
+        why = ""
+        for count in _PROOFS:
+            # For whom others leave already, or have left, has its room; what gathers may never be enough.
+            waiting = [job for job in line[:count] if job.evicting is None and (job.gathering or not job.earmarks)]
+            asking = [state.pending.to_engine(job, may_evict=True) for job in waiting]
+            if any(job.evictions >= self._settings.placement_evictions for job in waiting):
+                reason = "others were made to leave for it often enough, or for one before it"
+            else:
+                reason = state.view.engine.owed(asking, wall) if asking else ""
+            if not reason:
+                return _Proof(now, frozenset(job.head.key for job in line[:count]), why)
+            why = reason
+        return _Proof(now, frozenset(), why)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def make_room(session: Session, job: PendingJob, refused: Decision, rule: Rule) 
     hopeless = ("hopeless", rule.name, session.feasible(tasks[0]), job.head.priority, job.head.queue)
     if alone and session.memo.get(hopeless) == session.snapshot.version:
         return None
-    found = _Attempt(session, job, need, tasks, rule, rights).best()
+    found = Attempt(session, job, need, tasks, rule, rights).best()
     if found is None and alone:
         session.memo[hopeless] = session.snapshot.version
     return found
@@ -130,7 +130,7 @@ class _Found:
     cost: Cost | None = None
 
 
-class _Attempt:
+class Attempt:
     def __init__(
         self, session: Session, job: PendingJob, need: gang.Minimum, tasks: list[Task], rule: Rule, rights: Rights
     ) -> None:
