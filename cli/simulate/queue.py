@@ -31,6 +31,7 @@ def queue(
     fairness: Annotated[
         str, typer.Option(help="Drystone's order with its knob at each of these, 0 (efficiency) to 100: 0,50,100.")
     ] = "",
+    days: Annotated[float, typer.Option(help="Only jobs that come in the first so many days; 0: all.", min=0)] = 0.0,
     processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report with plots here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
@@ -42,12 +43,12 @@ def queue(
     from libs.sim.queue.frontier import knob
     from libs.sim.queue.loop import Costs
     from libs.sim.queue.study import Setup, parse_fence
-    from libs.sim.queue.trace import read_jobs
+    from libs.sim.queue.trace import first_days, read_jobs
 
     if tenants not in ("pooled", "fenced"):
         raise CommandError(f"tenants are pooled or fenced, not {tenants!r}")
     try:
-        trace = read_jobs(jobs)
+        trace = first_days(read_jobs(jobs), days)
         shares = parse_fence(fence)
         costs = Costs(restart_s, checkpoint_s)
         setups = [

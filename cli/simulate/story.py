@@ -20,6 +20,10 @@ def story(
     nodes: Annotated[int, typer.Option(help="Nodes, with --jobs.", min=1)] = 48,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of each node, with --jobs.", min=1)] = 8,
     fence: Annotated[str, typer.Option(help="With --jobs, each tenant's nodes to begin with: a=16,b=8.")] = "",
+    days: Annotated[float, typer.Option(help="Only jobs that come in the first so many days; 0: all.", min=0)] = 0.0,
+    services: Annotated[
+        bool, typer.Option("--services", help="Also in the services' order, with their engine: takes minutes.")
+    ] = False,
     processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
@@ -31,13 +35,14 @@ def story(
     from libs.sim.queue.figures import figures
     from libs.sim.queue.story import Place, Workload, make, remedies
     from libs.sim.queue.study import parse_fence, simulate_all
-    from libs.sim.queue.trace import read_jobs
+    from libs.sim.queue.trace import first_days, read_jobs
 
     workload = Workload(seed=seed)
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        trace = make(workload) if jobs is None else read_jobs(jobs)
-        setups = remedies(workload.place if jobs is None else Place(nodes, gpus_per_node, parse_fence(fence)), trace)
+        trace = first_days(make(workload) if jobs is None else read_jobs(jobs), days)
+        place = workload.place if jobs is None else Place(nodes, gpus_per_node, parse_fence(fence))
+        setups = remedies(place, trace, services)
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("", total=len(setups))
             results = simulate_all(setups, trace, processes, lambda _: progress.advance(bar))

@@ -96,10 +96,10 @@ class Place:
     costs: Costs = field(default_factory=Costs)
 
 
-def remedies(place: Place, jobs: Sequence[TraceJob]) -> list[Setup]:
-    """From the base to ours, one remedy after the other; then ours without each of them, and with the order that the
-    services keep. What does not apply is left out: sharing where nobody asks for a part of a GPU, pooling where nobody
-    has a fence."""
+def remedies(place: Place, jobs: Sequence[TraceJob], services: bool = True) -> list[Setup]:
+    """From the base to ours, one remedy after the other; then ours without each of them and, with `services`, in the
+    order that the services keep, by their own engine (some milliseconds a job). What does not apply is left out:
+    sharing where nobody asks for a part of a GPU, pooling where nobody has a fence."""
     shares = any(job.milli < WHOLE for job in jobs)
     fences = bool(place.fence)
 
@@ -122,5 +122,6 @@ def remedies(place: Place, jobs: Sequence[TraceJob]) -> list[Setup]:
     if fences:
         found.append(setup("ours without pooling", "drystone", True, False, False))
     found.append(setup("ours without ordering", "fifo-backfill", False, False, False))
-    found.append(setup("ours, services' order", "services", False, False, False))
+    if services:
+        found.append(setup("ours, services' order", "services", False, False, False))
     return found

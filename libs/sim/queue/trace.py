@@ -43,6 +43,14 @@ def read_jobs(path: Path) -> list[TraceJob]:
     return parse_jobs(io.StringIO(text, newline=""), str(path))
 
 
+def first_days(jobs: list[TraceJob], days: float) -> list[TraceJob]:
+    """Those that come within so many days of the trace's start; 0: all."""
+    found = [job for job in jobs if job.submit < days * 86_400] if days else jobs
+    if not found:
+        raise SimulationError(f"no jobs in the first {days:g} days")
+    return found
+
+
 def parse_jobs(lines: Iterable[str], name: str) -> list[TraceJob]:
     reader = csv.reader(lines, strict=True)
     try:

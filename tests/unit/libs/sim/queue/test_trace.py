@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from libs.sim.errors import SimulationError
-from libs.sim.queue.trace import read_jobs
+from libs.sim.queue.trace import first_days, read_jobs
 
 HEADER = "job_id,vc,submit_s,duration_s,num_gpus,gpu_milli,priority\n"
 
@@ -77,3 +77,11 @@ def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(HEADER.encode() * 50)[:-12])
     with pytest.raises(SimulationError, match="cannot be read"):
         read_jobs(path)
+
+
+def test_a_trace_may_be_cut_to_its_first_days_and_not_to_nothing(tmp_path: Path) -> None:
+    jobs = read_jobs(written(tmp_path / "t.csv", "a,x,7200,10,1,,", "b,x,86399,10,1,,", "c,x,86400,10,1,,"))
+    assert [job.id for job in first_days(jobs, 1)] == ["a", "b"]
+    assert first_days(jobs, 0) == jobs
+    with pytest.raises(SimulationError, match=r"no jobs in the first 0\.05 days"):
+        first_days(jobs, 0.05)
