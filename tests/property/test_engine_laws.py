@@ -52,7 +52,8 @@ def clusters(draw: st.DrawFn) -> ClusterBuilder:
         )
     for path in QUEUES:
         if draw(st.booleans()):
-            facts.queue(path, gpus=draw(st.sampled_from([None, 1, 4, 8])), cpu=draw(st.sampled_from([None, 6000])))
+            gpus, cpu = draw(st.sampled_from([None, 1, 4, 8])), draw(st.sampled_from([None, 6000]))
+            facts.queue(path, gpus=gpus, cpu=cpu, mem=draw(st.sampled_from([None, None, 2048, 5000])))
     for n in range(draw(st.integers(0, 6)) if facts.nodes else 0):
         name = draw(st.sampled_from(sorted(facts.nodes)))
         free = sum(1 for milli, mib in facts._use(name).gpus if not milli and not mib)
@@ -223,10 +224,11 @@ def test_no_queue_exceeds_its_limit_nor_any_above_it(facts: ClusterBuilder, jobs
     for job, decision in zip(jobs, decisions, strict=True):
         for p in decision.placements:
             for path in ancestors(job.head.queue):
-                sums = added.setdefault(path, [0, 0])
+                sums = added.setdefault(path, [0, 0, 0])
                 sums[0] += p.charge.gpu_milli
                 sums[1] += p.charge.cpu
-    for path, (milli, cpu) in added.items():
+                sums[2] += p.charge.mem
+    for path, (milli, cpu, mem) in added.items():
         queue, use = facts.queues.get(path), facts.queue_uses.get(path)
         if queue is None:
             continue
@@ -236,6 +238,8 @@ def test_no_queue_exceeds_its_limit_nor_any_above_it(facts: ClusterBuilder, jobs
             assert used + milli <= queue.gpu_milli
         if queue.cpu is not None and cpu:
             assert (use.cpu if use else 0) - sum(c.cpu for c in leaving) + cpu <= queue.cpu
+        if queue.mem is not None and mem:
+            assert (use.mem if use else 0) - sum(c.mem for c in leaving) + mem <= queue.mem
 
 
 @laws

@@ -31,8 +31,9 @@ from libs.store.redis import RedisLedger
 
 NODES = ("n1", "n2")
 QUEUES = ("r/a", "r/b")
-#: Low enough to be met: the two nodes have 4,000.
+#: Low enough to be met: the two nodes have 4,000, and 12 of CPU and memory.
 LIMITS = (1500, 2500, 3500)
+LOW = (2, 4, 8)
 MODELS = (("A", "A"), ("B", "B"), ("A", "B"), ("A", ""))
 CPU = 6
 
@@ -46,6 +47,12 @@ charges = st.builds(
 )
 works = st.lists(st.tuples(st.sampled_from(NODES), charges), min_size=1, max_size=3)
 picks = st.integers(0, 10**6)
+
+
+def amounts_of(holder: Holder) -> dict[str, int]:
+    """What counts of it under a limit: "" for all GPUs, by model, CPU and memory."""
+    charge = holder.charge
+    return {"": charge.gpu_milli, "cpu": charge.cpu, "mem": charge.mem, **holder.models}
 
 
 class Books(RuleBasedStateMachine):
@@ -65,16 +72,16 @@ class Books(RuleBasedStateMachine):
         self.marked: dict[str, str] = {}  # uid -> eviction plan
         self.gatherers: dict[str, str] = {}  # queue -> eviction plan that gathers for it
         self.version = 1
-        #: What a queue may hold at the most, by (queue, "" for all GPUs or a model): its limit, or what it held above
-        #: that when the limit was lowered, as far as it still does.
+        #: What a queue may hold at the most, by (queue, "" for all GPUs, a model, "cpu" or "mem"): its limit, or what
+        #: it held above that when the limit was lowered, as far as it still does.
         self.limits: dict[tuple[str, str], int] = {}
         self.ceilings: dict[tuple[str, str], int] = {}
         self.run(self.ledger.open())
         self.generation = self.run(self.ledger.begin_rebuild(1)).generation
         for name, models in zip(NODES, MODELS, strict=False):
             self.labels(name, models)
-        self.limits_change("r", 2500, {"A": 1500})
-        self.limits_change("r/a", None, {"A": 1000, "B": 500})
+        self.limits_change("r", 2500, {"A": 1500}, 8, None)
+        self.limits_change("r/a", None, {"A": 1000, "B": 500}, None, 4)
         self.run(self.ledger.whole(1))
         self.epoch = self.run(self.ledger.take(0)).epoch
 
@@ -93,18 +100,22 @@ class Books(RuleBasedStateMachine):
         path=st.sampled_from(("r", *QUEUES)),
         limit=st.none() | st.sampled_from(LIMITS),
         models=st.dictionaries(st.sampled_from("AB"), st.sampled_from((0, 500, 1000, 1500)), max_size=2),
+        cpu=st.none() | st.sampled_from(LOW),
+        mem=st.none() | st.sampled_from(LOW),
     )
-    def limits_change(self, path: str, limit: int | None, models: dict[str, int]) -> None:
+    def limits_change(
+        self, path: str, limit: int | None, models: dict[str, int], cpu: int | None, mem: int | None
+    ) -> None:
         self.version += 1
-        queue = Queue(path=path, gpu_milli=limit, models=models, version=str(self.version))
+        queue = Queue(path=path, gpu_milli=limit, cpu=cpu, mem=mem, models=models, version=str(self.version))
         self.run(self.ledger.queues_seen([queue], [], 1))
         for what in [what for what in self.limits if what[0] == path]:
             del self.limits[what]
             del self.ceilings[what]  # what stands there when a limit comes may stay
-        said = {**models, **({} if limit is None else {"": limit})}
-        for model, amount in said.items():
-            self.limits[path, model] = amount
-            self.ceilings.setdefault((path, model), 10**9)
+        for model, amount in {**models, "": limit, "cpu": cpu, "mem": mem}.items():
+            if amount is not None:
+                self.limits[path, model] = amount
+                self.ceilings.setdefault((path, model), 10**9)
 
     @precondition(lambda self: self.bound)
     @rule(pick=picks, top=st.sampled_from(("r/", "s/", "")))
@@ -310,20 +321,24 @@ class Books(RuleBasedStateMachine):
         leaving: Counter[tuple[str, str]] = Counter()
         for h in holders:
             for path in ancestors(h.queue):
-                for model, amount in {"": h.charge.gpu_milli, **h.models}.items():
+                for model, amount in amounts_of(h).items():
                     milli[path, model] += amount
                     if self.marked.get(h.id) in self.evictions:
                         leaving[path, model] += amount
-        told = {(p, m): n for p, q in queues.items() for m, n in {"": q.gpu_milli, **q.models}.items()}
+        told = {
+            (p, m): n
+            for p, q in queues.items()
+            for m, n in {"": q.gpu_milli, "cpu": q.cpu, "mem": q.mem, **q.models}.items()
+        }
         assert +Counter(told) == +milli
         # What gatherers aim at counts as used at once, whatever the limit.
         for plan in (self.evictions[e] for e in self.gatherers.values() if e in self.evictions):
             for path in ancestors(plan.queue):
                 for h in holders:
                     if h.state in ("earmark", "pending") and h.job == plan.job:
-                        for model, amount in {"": h.charge.gpu_milli, **h.models}.items():
+                        for model, amount in amounts_of(h).items():
                             leaving[path, model] += amount
-        # Marked victims' shares are credited to who they yield to; nothing else may stand over a limit.
+        # Marked victims' parts are credited to who they yield to; nothing else may stand over a limit.
         for (path, model), limit in self.limits.items():
             held = milli[path, model]
             ceiling = self.ceilings[path, model]

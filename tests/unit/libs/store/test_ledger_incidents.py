@@ -116,6 +116,23 @@ async def test_queue_limit_counts_the_request_itself_at_every_ancestor(scene: Sc
     assert two.refused == {"b.0": Refusal.QUOTA} and two.queue == "org"
 
 
+@pytest.mark.parametrize("limit", [{"mem": 199}, {"cpu": 1999}])
+async def test_a_limit_of_memory_or_cpu_counts_the_request_itself_and_another_queue_passes(
+    scene: Scene, limit: dict[str, int]
+) -> None:
+    """Each plan takes 1000 of CPU and 100 of memory."""
+    await scene.ledger.queues_seen([Queue(path="org/x", version="1", **limit)], [], TERM)
+    one, two = await scene.ledger.commit(
+        [scene.plan("a", ("t1", 0), queue="org/x"), scene.plan("b", ("t2", 1), queue="org/x")]
+    )
+    assert one.taken == ("a.0",)
+    assert two.refused == {"b.0": Refusal.QUOTA} and two.queue == "org/x"
+    (other,) = await scene.ledger.commit([scene.plan("c", ("t3", 1), queue="org/y")])
+    assert other.taken == ("c.0",)
+    queues = (await scene.use())[1]
+    assert (queues["org/x"].cpu, queues["org/x"].mem, queues["org"].mem) == (1000, 100, 200)
+
+
 async def test_owner_that_lost_its_partition_is_refused_and_its_plan_is_handed_on(scene: Scene) -> None:
     old = scene.plan("a", ("t1", 0))
     await scene.ledger.commit([old])
