@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -45,6 +45,8 @@ _AGAIN: Final = frozenset({Outcome.UNSURE, Outcome.THROTTLED})
 #: Tries for one write; afterwards the slow pass brings it back.
 _TRIES: Final = 5
 _YIELD_S: Final = 0.3
+#: How the last sentence begins, where it was evicted.
+_EVICTED: Final = ". It was evicted for "
 #: What is said at a stretch, seconds; then others have the loop.
 _STRETCH_S: Final = 0.002
 
@@ -94,6 +96,7 @@ class Teller:
         #: When the next job is asked whether it has other figures to tell.
         self._again_at = float("-inf")
         self.explainer = Explainer(state, settings)
+        state.view.on_reasons = self.evicted
         #: Adds to a verdict what else is known to help.
         self.advised: Callable[[Job, Verdict], Verdict] = lambda _job, verdict: verdict
         self.waiting_object: Callable[[Job, str, str, Haste], None] = lambda _job, _reason, _message, _haste: None
@@ -148,6 +151,14 @@ class Teller:
         self._planned.add((key, what))
         heapq.heappush(self._due, (at, key, what))
         self._some.set()
+
+    def evicted(self, workloads: Collection[str]) -> None:
+        """It came to be known for whom these were evicted: what goes on of them and waits is told soon."""
+        now = self._clock.monotonic()
+        for key, job in self._state.pending.jobs.items():
+            if (job.head.workload or key) in workloads and key in self._state.waiting:
+                self._plan(now + self._settings.placement_words_s, key, "event")
+                self._plan(now + self._settings.placement_condition_s, key, "condition")
 
     # -- the loops ----------------------------------------------------------------------------------------------------
 
@@ -256,10 +267,10 @@ class Teller:
             self.write(PodWords(task.namespace, task.name, task.id, reason, message, haste, queue, job.head.key))
 
     def _worth(self, known: str, reason: str, message: str, age_s: float) -> bool:
-        """Another reason is news at once; other figures only after a while."""
+        """Another reason is news at once, and so is for whom it was evicted; other figures only after a while."""
         if not known:
             return True
-        if known.partition("\n")[0] != reason:
+        if known.partition("\n")[0] != reason or known.partition(_EVICTED)[2] != message.partition(_EVICTED)[2]:
             return True
         return known != f"{reason}\n{message}" and age_s >= self._settings.placement_rewrite_s
 

@@ -7,7 +7,7 @@ view keeps what it was told, so that a new engine can be fed at any moment (the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from libs.contracts.events import (
     AttachFact,
@@ -72,6 +72,8 @@ class View:
         self.marked: set[str] = set()
         #: Called with a pod's fact when it is seen to hold room, and with its last fact when it holds none any more.
         self.on_pod: Callable[[PodFact, bool], None] = lambda _fact, _holds: None
+        #: Called with workloads of which it came to be known for whom they were evicted.
+        self.on_reasons: Callable[[Collection[str]], None] = lambda _workloads: None
         #: Called with the path of a queue of which another amount is used.
         self.on_queue_use: Callable[[str], None] = lambda _path: None
         #: Called with the name of a node on which room came free.
@@ -98,7 +100,7 @@ class View:
             case QueueFact():
                 self._see_queue(fact.queue)
             case HistoryFact():
-                self.histories[fact.history.path] = fact.history
+                self._see_history(fact.history)
                 self.engine.queue_history_seen(fact.history)
             case PriorityClassFact():
                 self.priorities[fact.name] = fact
@@ -181,6 +183,13 @@ class View:
 
     def _feed_node(self, node: Node, now: float | None) -> None:
         self.engine.node_seen(self.measured.complete(node, now))
+
+    def _see_history(self, history: QueueHistory) -> None:
+        old = self.histories.get(history.path)
+        self.histories[history.path] = history
+        known = old.reasons if old is not None else {}
+        if news := {workload for workload, told in history.reasons.items() if known.get(workload) != told}:
+            self.on_reasons(news)
 
     def _see_queue(self, queue: Queue) -> None:
         self.reached(queue.version)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from libs.contracts.events import HistoryFact
+from libs.contracts.events import HistoryFact, JobStatus
+from libs.contracts.topics import STATUS
 from libs.domain.line import Turn
 from libs.domain.queues import Eviction, Queue, QueueHistory
 from libs.kube.grouping import job_of
@@ -111,9 +113,13 @@ async def test_who_was_made_again_hears_for_whom_the_pod_before_it_went() -> Non
         history = QueueHistory(
             job_of(waits).queue, 1.0, evictions={workload: (eviction.at,)}, reasons={workload: (eviction,)}
         )
-        await s.publish_facts(HistoryFact(history))
+        said = ". It was evicted for pod/team/urgent by rule priority at 2026-11-30T00:53:20Z"
         async with running(placement(s, placement_words_s=0.01, placement_condition_s=0.01)):
             await s.hint(waits)
             await s.until(lambda: s.condition("low-again"))
-        message = (s.condition("low-again") or {})["message"]
-        assert message.endswith(". It was evicted for pod/team/urgent by rule priority at 2026-11-30T00:53:20Z")
+            assert said not in (s.condition("low-again") or {})["message"], "nobody has told it yet"
+            await s.publish_facts(HistoryFact(history))
+            await s.until(lambda: (s.condition("low-again") or {})["message"].endswith(said), within_s=3.0)
+            statuses = s.bus.follow([STATUS.name], from_start=True)
+            heard = [msgspec.json.decode(r.value or b"", type=JobStatus) for r in await statuses.batch(100)]
+        assert heard[-1].message.endswith(said)
