@@ -31,10 +31,12 @@ _LEAVE_S: Final = 0.2
 
 class HonestKubelets:
     """`run()` until cancelled; it ends by itself where a kubelet is not let do its work. `pods` are those that exist,
-    by uid; `refusals` come with the key of the job; `journal` has what was seen of each job's pods, with wall times."""
+    by uid; `refusals` come with the key of the job; `journal` has what was seen of each job's pods, with wall times.
+    One that `only_looks` judges who was bound and leaves the rest to others, who may admit anything."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: Kube, *, only_looks: bool = False) -> None:
         self._kube = kube
+        self._only_looks = only_looks
         self._admission = Admission()
         self._nodes: dict[str, Node] = {}
         self._busy: set[str] = set()
@@ -114,7 +116,7 @@ class HonestKubelets:
             self._admission.release(pod.uid)
         if pod.terminating:
             self._begin(pod, self._leave(pod))
-        elif pod.phase == "Pending" and pod.uid not in self._admission:
+        elif pod.uid not in self._admission and (pod.phase == "Pending" or (self._only_looks and not pod.ended)):
             self._admit(pod)
 
     def _admit(self, pod: PodView) -> None:
@@ -129,6 +131,9 @@ class HonestKubelets:
         self._begin(pod, self._live(pod))
 
     def _begin(self, pod: PodView, work: Coroutine[Any, Any, None]) -> None:
+        if self._only_looks:
+            work.close()
+            return
         self._group.create_task(work, name=f"kubelet {pod.name}")
 
     async def _live(self, pod: PodView) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from bench.chaos.kubelet import HonestKubelets
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Incoming, Outgoing
 from libs.bus.settings import KafkaSettings
@@ -106,9 +107,16 @@ class World:
         async with Load.of(info) as load:
             await ledger.open()
             world = cls(info, fleet, namespace, load, ledger)
+            # The stack's kubelets admit anything: this one says what a real one would have refused.
+            kubelets = HonestKubelets(load.kube, only_looks=True)
+            looking = asyncio.create_task(kubelets.run(), name="honest kubelets")
             try:
                 yield world
+                refused = {one for _, one in kubelets.refusals if one.node in world.node_names}
+                assert not refused, f"kubelets would have refused: {refused}"
             finally:
+                looking.cancel()
+                await asyncio.wait({looking})
                 fleet.resume()
                 await world._leave()
                 await ledger.close()

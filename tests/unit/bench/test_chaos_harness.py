@@ -133,6 +133,40 @@ async def test_the_journal_of_a_job_has_each_change_of_its_pods_once() -> None:
     ]
 
 
+async def test_kubelets_that_only_look_name_who_would_have_been_refused_and_leave_it_running() -> None:
+    cluster = EmbeddedCluster()
+    node = {
+        "metadata": {"name": "n1"},
+        "status": {
+            "allocatable": {"cpu": "8", "memory": "8Gi", "pods": "10"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+    await cluster.call("POST", writes.NODES, msgspec.json.encode(node))
+    kubelets = HonestKubelets(cluster, only_looks=True)
+    looking = asyncio.create_task(kubelets.run())
+    try:
+        for name in ("first", "second"):
+            body = {
+                "metadata": {"name": name, "namespace": NAMESPACE},
+                "spec": {
+                    "nodeName": "n1",
+                    "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "5"}}}],
+                },
+                "status": {"phase": "Running"},
+            }
+            assert (await cluster.call("POST", writes.pods_path(NAMESPACE), msgspec.json.encode(body))).ok
+        async with asyncio.timeout(5):
+            while not kubelets.refusals:
+                await asyncio.sleep(0.01)
+        assert {(one.pod, one.reason) for _, one in kubelets.refusals} == {(f"{NAMESPACE}/second", "OutOfcpu")}
+        answer = await writes.get_pod(cluster, NAMESPACE, "second")
+        assert parse_pod(answer.body).phase != "Failed"
+    finally:
+        looking.cancel()
+        await asyncio.wait({looking})
+
+
 def test_a_story_has_its_lines_in_order_of_time_and_ends_with_what_the_ledger_holds() -> None:
     holders = [Holder("c1", "writing", "n1", Charge(gpus=(GpuGrant(3, 1000, 0),)), job="pod/ns/a", task="u1")]
     text = story._text("pod/ns/a", [(2.0, "second"), (1.0, "first")], holders)
