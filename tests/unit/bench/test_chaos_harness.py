@@ -157,7 +157,7 @@ async def test_kubelets_that_only_look_name_who_would_have_been_refused_and_leav
             }
             assert (await cluster.call("POST", writes.pods_path(NAMESPACE), msgspec.json.encode(body))).ok
         async with asyncio.timeout(5):
-            while not kubelets.refusals:
+            while not kubelets.refusals:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert {(one.pod, one.reason) for _, one in kubelets.refusals} == {(f"{NAMESPACE}/second", "OutOfcpu")}
         answer = await writes.get_pod(cluster, NAMESPACE, "second")
