@@ -90,6 +90,11 @@ def runs(prefix: str) -> Callable[[Pods], bool]:
     return lambda pods: any(pod.view.node for pod in of(pods, prefix))
 
 
+def told(pod: SeenPod) -> str:
+    """Why it is not scheduled."""
+    return (pod.condition.message or "") if pod.condition is not None else ""
+
+
 def waits(prefix: str) -> Callable[[Pods], bool]:
     """The pod was made again, and was told why it waits."""
     return lambda pods: any(not pod.view.node and bool(pod.reason) for pod in of(pods, prefix))
@@ -106,6 +111,8 @@ async def test_the_controller_made_the_victim_again_and_it_was_evicted_again_wit
         await world.create(world.pod(f"urgent-{turn}", labels=HIGH, annotations={keys.QUEUE: queue}))
         pods = await world.until(lambda pods, turn=turn: runs(f"urgent-{turn}")(pods) and waits("low")(pods))
         assert bound(pods) == [f"urgent-{turn}"]
+        said = f"It was evicted for pod/{world.namespace}/urgent-{turn} by rule priority at "
+        await world.until(lambda pods, said=said: any(said in told(pod) for pod in of(pods, "low")), within_s=10.0)
         await world.delete(f"urgent-{turn}")
     pods = await world.until(runs("low"))
     (survivor,) = of(pods, "low")
@@ -189,11 +196,11 @@ async def test_ten_pods_were_needed_and_one_was_taken_of_each_of_ten_gangs(world
         others = [trainingjobs.parse(views[name].body).status for name in names if name != victim]
         assert {(status.phase, status.bound, status.failed) for status in others} == {("Running", 10, 0)}
 
-        def told(heard: Heard) -> bool:
+        def whole(heard: Heard) -> bool:
             said = [s.evicted for s in heard.statuses if s.reason == "Evicted" and s.namespace == world.namespace]
             return sum(one.pods for one in said if one is not None) >= 10
 
-        await heard.until(told, within_s=5.0)
+        await heard.until(whole, within_s=5.0)
     said = [s for s in heard.statuses if s.reason == "Evicted" and s.namespace == world.namespace]
     assert {s.job for s in said} == {f"job/{world.namespace}/{victim}"}
     assert {(s.evicted.beneficiary, s.evicted.rule) for s in said if s.evicted is not None} == {
