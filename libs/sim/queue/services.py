@@ -7,7 +7,7 @@ never declared, so that nobody is lent kept room, and ends are predicted from ea
 
 Not played: consolidation (jobs here have no other place to go), several replicas, refusals by the ledger, and the rule
 that bounds evaluations of hopeless jobs. Who cannot fit by a count of free GPUs, and may evict nobody, is not put to
-the engine: its answer is known.
+the engine: its answer is known. Who found nobody to yield asks for evictions again after a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from libs.engine.order.base import Item, Order
 from libs.engine.order.services import OVERDUE_S
 from libs.engine.reserve import lasts
 from libs.sim.queue.cluster import WHOLE, Cluster, Parts
-from libs.sim.queue.loop import Costs, Lane, QueueLoop
+from libs.sim.queue.loop import LOOK, Costs, Lane, QueueLoop
 from libs.sim.queue.trace import TraceJob
 from libs.sim.queue.victims import Run
 from libs.sim.world import DEVICE_MIB, PODS
@@ -105,6 +105,7 @@ class ServicesLoop(QueueLoop):
         self._cooling: set[int] = set()
         self._again: dict[str, tuple[int, float]] = {}
         self._priorities: dict[int, int] = {}  # of what runs
+        self._vain: dict[tuple[str, int, int], float] = {}  # until when a kind does not ask for evictions again
         for name in self._names:
             self._tell_node(self._rows[name])
 
@@ -136,6 +137,8 @@ class ServicesLoop(QueueLoop):
         super()._end(key)
         self._cooling.discard(key)
         self._turns_had.pop(key, None)
+        tenant = self._items[key].tenant
+        self._vain = {kind: until for kind, until in self._vain.items() if kind[0] != tenant}  # it uses less
 
     def _begin(self, item: Item, placements: Sequence[Placement]) -> None:
         job = self._job(item)
@@ -157,6 +160,7 @@ class ServicesLoop(QueueLoop):
             )  # fmt: skip
             self._tell_node(at)
         milli = self.jobs[item.key].milli
+        self._vain = {kind: until for kind, until in self._vain.items() if kind[2] <= item.priority}  # it may yield
         self._priorities[item.priority] = self._priorities.get(item.priority, 0) + 1
         self._use(item.tenant, milli)
         self._start(item, Run(item, _parts(placements, self._rows), milli))
@@ -245,10 +249,11 @@ class ServicesLoop(QueueLoop):
             self._offer(line, standing, lane)
         while (entry := line.next()) is not None:
             lane = standing.pop(entry.key)
-            before = self._waiting
-            if not self._decide(self._items[entry.key]):
+            before, item = self._waiting, self._items[entry.key]
+            if not self._decide(item):
                 continue
-            if self._waiting >= before:  # somebody made room, and waits again
+            # Somebody yielded and waits again, or this one may yield.
+            if self._waiting >= before or any(priority > item.priority for _, _, priority in self._lanes):
                 for other in self._lanes.values():
                     self._offer(line, standing, other)
             else:
@@ -258,18 +263,31 @@ class ServicesLoop(QueueLoop):
 
     def _offer(self, line: Line[int], standing: dict[int, Lane], lane: Lane) -> None:
         item = lane.head()
-        if item is None or item.key in line or not (self._could_fit(lane.milli) or self._could_evict(item)):
+        if item is None or item.key in line:
+            return
+        vain = self._vain.get(self._kind(item), 0.0) > self.now
+        if not self._could_fit(item) and (vain or not self._could_evict(item)):
             return
         standing[item.key] = lane
         line.put(item.key, item.tenant, (*item.rank, item.key), (lane.milli, 0, 0))
 
-    def _could_fit(self, milli: int) -> bool:
-        """What no engine could find room for is not asked for."""
+    def _could_fit(self, item: Item) -> bool:
+        """What no engine could find room for, beside what is kept for others, is not asked for."""
         cluster = self.cluster
-        gpus = milli // WHOLE
+        free = cluster.free
+        others = [kept for tenant, kept in self._kept_milli.items() if self._kept[tenant].key != item.key]
+        if others:
+            free = list(free)
+            for kept in others:
+                for at, milli in kept.items():
+                    free[at] -= milli // WHOLE
+        asked = self.jobs[item.key].milli
+        if asked < WHOLE and any(idle >= asked for idle in cluster.shared.values()):
+            return True
+        gpus = max(1, asked // WHOLE)
         if gpus <= cluster.width:
-            return cluster.find(milli) is not None
-        return gpus <= cluster.idle and cluster.by_free[cluster.width].bit_count() >= gpus // cluster.width
+            return max(free) >= gpus
+        return sum(free) >= gpus and sum(idle == cluster.width for idle in free) >= gpus // cluster.width
 
     def _could_evict(self, item: Item) -> bool:
         if any(running and priority < item.priority for priority, running in self._priorities.items()):
@@ -283,8 +301,9 @@ class ServicesLoop(QueueLoop):
         decision = self._engine.decide([self._job(item)], self._clock)[0]
         if not decision.placements:
             self._engine.settle()
-            if decision.verdict.until > self._clock:
-                self._look = min(self._look, decision.verdict.until - EPOCH)
+            if not self._could_fit(item):
+                until = self._vain[self._kind(item)] = self.now + LOOK
+                self._look = min(self._look, until)
             return False
         for key in sorted({int(victim.uid.partition(".")[0]) for victim in decision.victims}):
             run = self.runs[key]

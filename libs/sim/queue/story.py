@@ -35,7 +35,7 @@ SHAPES = (
 URGENT = 0.05
 LONGEST = 2 * DAY
 #: No urgent job of the story waits longer than this under Drystone's order, seconds.
-URGENT_WAIT_S: Final = 12 * HOUR
+URGENT_WAIT_S: Final = DAY
 OURS: Final = "+ ordering (ours)"
 
 
