@@ -81,7 +81,7 @@ class Books(RuleBasedStateMachine):
         for name, models in zip(NODES, MODELS, strict=False):
             self.labels(name, models)
         self.limits_change("r", 2500, {"A": 1500}, 8, None)
-        self.limits_change("r/a", None, {"A": 1000, "B": 500}, None, 4)
+        self.limits_change("r/a", None, {"A": 1000, "B": 500}, None, 2)
         self.run(self.ledger.whole(1))
         self.epoch = self.run(self.ledger.take(0)).epoch
 
