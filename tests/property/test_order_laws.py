@@ -97,8 +97,10 @@ def test_nobody_within_its_share_waits_while_one_above_takes_as_much(made: list[
     def levels(queue: str) -> list[str]:
         return [queue] if "/" not in queue else [queue.split("/")[0], queue]
 
+    sizes: dict[str, set[int]] = {}
     for job, decision in zip(jobs, decisions, strict=True):
         if decision.placements:
+            sizes.setdefault(levels(job.head.queue)[0], set()).add(job.tasks[0].request.gpu.count)
             for level in levels(job.head.queue):
                 gained[level] += job.tasks[0].request.gpu.count
     for job, decision in zip(jobs, decisions, strict=True):
@@ -109,7 +111,8 @@ def test_nobody_within_its_share_waits_while_one_above_takes_as_much(made: list[
         # At the end its branch still deserves this: nothing as large may have gone to a branch that stood above.
         for other, theirs in zip(jobs, decisions, strict=True):
             their_top = levels(other.head.queue)[0]
-            same = other.tasks[0].request.gpu.count == size
+            # Where all of its branch are of one size it is known how that stood when the last of them went.
+            same = sizes.get(their_top) == {size}
             if theirs.placements and their_top != top and same:
                 assert gained[their_top] - size < DESERVES[their_top], f"{other.head.key} went before {job.head.key}"
 
