@@ -280,7 +280,7 @@ async def test_a_tenant_far_below_its_limit_is_counted_once_and_its_submissions_
         await slow.held.wait()
         await desk.send(job("meanwhile"), partition=2)
         async with asyncio.timeout(5):
-            while "meanwhile" not in {view.spec.id for view in desk.objects()}:
+            while "meanwhile" not in {view.spec.id for view in desk.objects()}:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert "held-up" not in {view.spec.id for view in desk.objects()}
         until.set()
