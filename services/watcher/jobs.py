@@ -92,16 +92,19 @@ class JobEvents:
     # -- submit --------------------------------------------------------------------------------------------------------
 
     async def _submit_within_limit(self, record: Incoming, tenant: TenantPolicy, submission: Submission) -> None:
-        if self._pending.plenty(tenant):
-            await self._submit(record, tenant, submission)
-            return
-        async with self._pending.turn(tenant):
-            name = trainingjobs.object_name(tenant.name, submission.id)
-            if await self._may_have_more(tenant, submission.namespace, name):
-                await self._submit(record, tenant, submission)
+        pending = self._pending
+        if not pending.plenty(tenant):
+            async with pending.turn(tenant):
+                name = trainingjobs.object_name(tenant.name, submission.id)
+                room = await self._may_have_more(tenant, submission.namespace, name)
+                if room and not pending.plenty(tenant):
+                    await self._submit(record, tenant, submission)
+                    return
+            if not room:
+                too_many = f"tenant {tenant.name} has {tenant.max_pending_jobs} unfinished jobs, as many as it may have"
+                await self._reject(record, tenant, Rejected(too_many, "", submission.id), "TooManyPending")
                 return
-        too_many = f"tenant {tenant.name} has {tenant.max_pending_jobs} unfinished jobs, as many as it may have"
-        await self._reject(record, tenant, Rejected(too_many, "", submission.id), "TooManyPending")
+        await self._submit(record, tenant, submission)
 
     async def _submit(self, record: Incoming, tenant: TenantPolicy, submission: Submission) -> None:
         name = trainingjobs.object_name(tenant.name, submission.id)

@@ -8,7 +8,6 @@ began and ended within it.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import msgspec
 from libs.contracts.events import HistoryFact
 from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, ancestors
 from libs.domain.resources import Charge
+from libs.engine.fair import decay
 
 #: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
 MOST_WORKLOADS: Final = 256
@@ -97,7 +97,7 @@ class Tally:
                 since = kept[path].at if path in kept else 0.0
                 begun = max(held.started, since) if held.started > 0 else now
                 account = self._accounts.setdefault(path, _Account(now))
-                span = self._span(now - begun)
+                span = decay.span(now - begun, self.half_life_s)
                 for n, amount in enumerate(held.amounts):
                     account.used[n] += amount * span
         self._moved.update(self._accounts, self._evictions)
@@ -264,16 +264,9 @@ class Tally:
         passed = now - account.at
         if passed <= 0:
             return
-        left, span = self._left(passed), self._span(passed)
+        left, span = decay.left(passed, self.half_life_s), decay.span(passed, self.half_life_s)
         account.used = [used * left + amount * span for used, amount in zip(account.used, rate, strict=True)]
         account.at = now
-
-    def _left(self, seconds: float) -> float:
-        return math.exp2(-max(seconds, 0.0) / self.half_life_s)
-
-    def _span(self, seconds: float) -> float:
-        """What a use of one over so many seconds until now comes to."""
-        return self.half_life_s / math.log(2) * (1 - self._left(seconds))
 
     def _prune(self, path: str, before: float) -> bool:
         """Forget evictions older than the window, and the least recent workloads beyond the most; whether any was."""
