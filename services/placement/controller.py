@@ -33,7 +33,7 @@ from libs.runtime.tasks import comes
 from services.placement.assess import Assessment, assess
 from services.placement.decide import told
 from services.placement.jobs import Job
-from services.placement.letters import Haste
+from services.placement.outbox import Haste
 from services.placement.state import State
 from services.placement.status import ObjectWords, Teller
 from services.placement.truth import Truth, read_done

@@ -35,7 +35,7 @@ from services.placement.decide import reason_word, told, words
 from services.placement.emit import Emitter
 from services.placement.explain import Explainer, sentence
 from services.placement.jobs import Job
-from services.placement.letters import Haste, Outbox, Pace
+from services.placement.outbox import Haste, Outbox, Rates
 from services.placement.settings import PlacementSettings
 from services.placement.state import BUSY_S, State
 
@@ -88,7 +88,7 @@ class Teller:
         self._events: list[JobStatus] = []
         self._started: dict[str, Job] = {}
         self._writes: Outbox[PodWords | ObjectWords] = Outbox(50_000, _newer)
-        self._pace = Pace(
+        self._pace = Rates(
             settings.placement_status_per_s, settings.placement_status_busy_per_s, settings.placement_figures_per_s
         )
         self._turn_to_write = asyncio.Lock()

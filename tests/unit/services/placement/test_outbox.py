@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.placement.letters import BURST, Haste, Outbox, Pace
+from services.placement.outbox import BURST, Haste, Outbox, Rates
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def test_words_about_an_object_that_is_gone_are_forgotten_and_too_many_are_not_k
 
 
 def seconds_for(count: int, haste: Haste, *, busy: bool) -> float:
-    pace, now = Pace(per_s=200.0, busy_per_s=25.0, figures_per_s=20.0), 0.0
+    pace, now = Rates(per_s=200.0, busy_per_s=25.0, figures_per_s=20.0), 0.0
     for _ in range(count):
         now += pace.wait(haste, now, busy)
         assert pace.wait(haste, now, busy) == 0.0
@@ -79,7 +79,7 @@ def test_words_about_who_waits_are_few_while_others_are_placed_and_many_otherwis
 
 
 def test_where_thousands_are_being_told_it_slows_down_with_the_first_that_is_placed() -> None:
-    pace, now = Pace(per_s=200.0, busy_per_s=25.0, figures_per_s=20.0), 0.0
+    pace, now = Rates(per_s=200.0, busy_per_s=25.0, figures_per_s=20.0), 0.0
     for _ in range(200):
         now += pace.wait(Haste.FIRST, now, False)
         pace.take(Haste.FIRST, now)

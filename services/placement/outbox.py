@@ -54,7 +54,7 @@ class Rate:
         self._left, self._at = max(0.0, left - 1.0), now
 
 
-class Pace:
+class Rates:
     def __init__(self, per_s: float, busy_per_s: float, figures_per_s: float) -> None:
         """`busy_per_s`: words about who waits, while anything is being placed. `figures_per_s`: always."""
         self._all = Rate(per_s, per_s * _CATCH_UP_S)
