@@ -32,7 +32,7 @@ ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
     "drystone": _drystone,
     "fifo": lambda _: Fifo(),
     "fifo-backfill": lambda _: Order(),
-    "fifo+backfill": lambda _: Order(),
+    "fifo+backfill": lambda _: Order(),  # the same
     "las": lambda _: many_levels(),
     "two-level": lambda _: two_levels(),
     "services": lambda _: Services(),

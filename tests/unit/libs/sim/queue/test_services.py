@@ -14,9 +14,11 @@ from libs.engine.order import Services
 from libs.engine.order.services import OVERDUE_S
 from libs.sim.queue.cluster import Cluster
 from libs.sim.queue.loop import Costs, History
-from libs.sim.queue.services import EPOCH, HALF_LIFE_S, ServicesLoop, _Account
+from libs.sim.queue.services import AFTER_S, EPOCH, FAIRNESS, HALF_LIFE_S, HISTORY, TURN_S, ServicesLoop, _Account
 from libs.sim.queue.study import Setup, simulate
 from libs.sim.queue.trace import TraceJob, read_jobs
+from services.placement.settings import PlacementSettings
+from services.watcher.settings import WatcherSettings
 from services.watcher.tally import Tally
 
 TRACE = Path(__file__).with_name("philly_2869ce.csv.gz")
@@ -98,3 +100,15 @@ def test_without_shares_or_priorities_the_first_weeks_of_a_real_tenant_sees_no_e
     result = simulate(Setup(8, 8, "services"), trace)
     assert all(o.end >= o.job.submit + o.job.duration for o in result.outcomes)
     assert sum(o.evictions for o in result.outcomes) == 0
+
+
+def test_what_the_simulator_takes_for_the_services_defaults_is_their_default() -> None:
+    played = {
+        "placement_fairness": FAIRNESS,
+        "placement_history": HISTORY,
+        "placement_overdue_s": OVERDUE_S,
+        "placement_reserve_after_s": AFTER_S,
+        "placement_reserve_s": TURN_S,
+    }
+    assert {name: PlacementSettings.model_fields[name].default for name in played} == played
+    assert WatcherSettings.model_fields["history_half_life_s"].default == HALF_LIFE_S
