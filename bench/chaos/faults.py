@@ -18,12 +18,16 @@ import redis.asyncio
 import yaml
 
 from bench.chaos import messages
+from bench.chaos.machines import Machines
 from bench.chaos.proxy import Proxy, Trouble
 from bench.chaos.relay import Line
 from tools.fleet import Fleet, Member
 from tools.stack import Stack, StackInfo
 
+#: Two replicas of each.
 SERVICES: Final = ("watcher", "placement", "binder", "preemptor")
+COLLECTOR: Final = "metrics-collector"
+REPLICAS: Final = {**dict.fromkeys(SERVICES, 2), COLLECTOR: 1}
 #: A replica that stands still longer than its sessions and leases last.
 PAUSE_S: Final = 20.0
 
@@ -34,11 +38,13 @@ CUT_S: Final = 20.0
 
 @dataclass(slots=True)
 class Ground:
-    """What faults work on. Every replica reaches the API server and Redis by lines of its own, by its name."""
+    """What faults work on. Every replica reaches the API server and Redis, the collector Prometheus, by `lines` of its
+    own, by its name."""
 
     stack: Stack
     fleet: Fleet
     proxy: Proxy
+    machines: Machines
     rng: random.Random
     environment: Callable[[str], dict[str, str]]
     spawned: int = 0
@@ -55,6 +61,12 @@ class Ground:
         self.spawned += 1
         replica = f"r{self.spawned}"
         told = self.environment(service)
+        if service == COLLECTOR:
+            url = self.info.prometheus_url or ""
+            to_prometheus = await _line(url)
+            told["DRYSTONE_PROMETHEUS_URL"] = _through(url, to_prometheus.address)
+            self.lines[self.fleet.spawn(service, replica, **told).name] = [to_prometheus]
+            return
         to_api, to_redis = await _line(self.proxy.url), await _line(self.info.redis_url)
         told["DRYSTONE_KUBECONFIG"] = _led(Path(told["DRYSTONE_KUBECONFIG"]), replica, to_api.address)
         told["DRYSTONE_REDIS_URL"] = _through(self.info.redis_url, to_redis.address)
@@ -126,7 +138,8 @@ def restarted(service: str) -> Fault:
 
 
 def cut_off(service: str) -> Fault:
-    """One replica reaches neither the API server nor the ledger; Kafka, which has addresses of its own, it reaches."""
+    """One replica reaches neither the API server nor the ledger, or not Prometheus; Kafka, which has addresses of its
+    own, it reaches."""
 
     async def fault(ground: Ground) -> None:
         lines = ground.lines[ground.one_of(service).name]
@@ -195,16 +208,34 @@ async def messages_dropped(ground: Ground) -> None:
     await messages.dropped(ground.info.kafka_bootstrap, ground.rng)
 
 
+async def nodes_registered_anew(ground: Ground) -> None:
+    """One after the other, three nodes are deleted and come back as others, their pods running on."""
+    for _ in range(3):
+        await ground.machines.register_anew(ground.rng, 8.0)
+
+
+async def machine_rebooted(ground: Ground) -> None:
+    await ground.machines.reboot(ground.rng)
+
+
+async def machine_lost(ground: Ground) -> None:
+    await ground.machines.lose(ground.rng)
+
+
 FAULTS: Final[dict[str, Fault]] = {
-    **{f"{service} killed": killed(service) for service in SERVICES},
-    **{f"{service} paused": paused(service) for service in SERVICES},
-    **{f"{service} restarted": restarted(service) for service in SERVICES},
-    **{f"{service} cut off": cut_off(service) for service in SERVICES},
-    **{f"{part} killed": part_killed(part) for part in ("kafka", "redis", "apiserver")},
+    **{f"{service} killed": killed(service) for service in REPLICAS},
+    **{f"{service} paused": paused(service) for service in REPLICAS},
+    **{f"{service} restarted": restarted(service) for service in REPLICAS},
+    **{f"{service} cut off": cut_off(service) for service in REPLICAS},
+    **{f"{part} killed": part_killed(part) for part in ("kafka", "redis", "apiserver", "prometheus")},
     "etcd stalled": part_stalled("etcd", 6.0),
     "kafka stalled": part_stalled("kafka", 12.0),
     "redis stalled": part_stalled("redis", 5.0),
+    "prometheus stalled": part_stalled("prometheus", 20.0),
     "redis emptied": redis_emptied,
+    "nodes registered anew": nodes_registered_anew,
+    "machine rebooted": machine_rebooted,
+    "machine lost": machine_lost,
     "watches too old": watches_too_old,
     "messages again": messages_said_again,
     "messages dropped": messages_dropped,

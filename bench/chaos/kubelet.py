@@ -2,7 +2,8 @@
 
 A fake that admits anything hides overcommit. This one sums what has not ended, Terminating pods included, and each GPU
 once; what does not fit is Failed with kubelet's reason and noted in `refusals`. It watches past the proxy and keeps
-working whatever is broken between the services.
+working whatever is broken between the services. A machine may die: its pods stand as they were seen last, and one that
+comes in its place starts from the beginning what is bound to it and has not ended.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class HonestKubelets:
         self._admission = Admission()
         self._nodes: dict[str, Node] = {}
         self._busy: set[str] = set()
+        self._down: set[str] = set()
+        #: How often a machine of a node's name has died.
+        self._deaths: dict[str, int] = {}
         self.pods: dict[str, PodView] = {}
         self.refusals: list[tuple[str, Refused]] = []
         self.journal: dict[str, list[tuple[float, str]]] = {}
@@ -53,6 +57,36 @@ class HonestKubelets:
             tasks.create_task(nodes.run(), name="kubelet nodes")
             pods = Reflector(self._kube, writes.pods_path(), on_list=self._pods_listed, on_events=self._pod_events)
             tasks.create_task(pods.run(), name="kubelet pods")
+
+    def stop_machine(self, node: str) -> None:
+        """It dies with all that runs on it, and says nothing any more."""
+        self._down.add(node)
+        self._deaths[node] = self._deaths.get(node, 0) + 1
+        for pod in self.pods.values():
+            if pod.node == node:
+                self._admission.release(pod.uid)
+
+    def start_machine(self, node: str) -> None:
+        """One is there again under that name."""
+        self._down.discard(node)
+        for pod in list(self.pods.values()):
+            if pod.node == node:
+                self._sync(pod)
+
+    def used_mib(self, node: Node) -> dict[int, int] | None:
+        """Memory in use by the index of each device, by pods that run; None where no machine says anything."""
+        if node.name in self._down:
+            return None
+        used = dict.fromkeys((gpu.index for gpu in node.gpus), 0)
+        for pod in self.pods.values():
+            if pod.node == node.name and pod.phase == "Running":
+                for grant in pod.charge(node.gpus).gpus:
+                    used[grant.index] = used.get(grant.index, 0) + (grant.mib or 1024)
+        return used
+
+    @property
+    def nodes(self) -> list[Node]:
+        return list(self._nodes.values())
 
     # -- what is seen -------------------------------------------------------------------------------------------------
 
@@ -114,10 +148,16 @@ class HonestKubelets:
             return
         if pod.ended:
             self._admission.release(pod.uid)
+        if pod.node in self._down:
+            return
         if pod.terminating:
             self._begin(pod, self._leave(pod))
-        elif pod.uid not in self._admission and (pod.phase == "Pending" or (self._only_looks and not pod.ended)):
+        elif pod.uid not in self._admission and not pod.ended and (pod.phase == "Pending" or self._takes_up(pod)):
             self._admit(pod)
+
+    def _takes_up(self, pod: PodView) -> bool:
+        """Whether a pod may run that this kubelet did not start."""
+        return self._only_looks or pod.node in self._deaths
 
     def _admit(self, pod: PodView) -> None:
         node = self._nodes.get(pod.node)
@@ -137,6 +177,7 @@ class HonestKubelets:
         self._group.create_task(work, name=f"kubelet {pod.name}")
 
     async def _live(self, pod: PodView) -> None:
+        deaths = self._deaths.get(pod.node, 0)
         await self._status(pod, {"phase": "Running"})
         try:
             seconds = float(pod.annotations.get(SECONDS, "3"))
@@ -146,6 +187,8 @@ class HonestKubelets:
         while pod.gang_min > 1 and pod.uid in self.pods and not self._whole(pod):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         await asyncio.sleep(seconds)
+        if deaths != self._deaths.get(pod.node, 0):
+            return  # it died with its machine
         if pod.uid in self.pods and not self.pods[pod.uid].terminating:
             await self._status(pod, {"phase": "Succeeded"})
 
@@ -160,6 +203,8 @@ class HonestKubelets:
         self._busy.add(pod.uid)
         try:
             await asyncio.sleep(_LEAVE_S)
+            if pod.node in self._down:
+                return
             body = msgspec.json.encode({"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}})
             await self._surely("DELETE", writes.pods_path(pod.namespace, pod.name), body, "application/json")
         finally:

@@ -1,5 +1,7 @@
 """Work that streams in while things break: single pods, gangs, job events, cancels, deletions, node changes.
 
+Some single pods ask for a part of a device's memory. Nodes are cordoned, opened, deleted and registered anew.
+
 Whoever submits does what a careful user does: tries again until the API server or the broker has said yes, with the
 same name or id each time. What was accepted must not be lost: a pod that others took away is made anew under its name,
 as the controller that owns it would.
@@ -18,6 +20,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from bench.chaos.kubelet import SECONDS
+from bench.chaos.machines import Machines
 from libs.contracts import topics
 from libs.contracts.events import EventType
 from libs.domain import keys
@@ -41,10 +44,10 @@ class Told:
 
 
 class Stream:
-    def __init__(self, kube: Kube, bootstrap: str, nodes: list[str], rng: random.Random) -> None:
+    def __init__(self, kube: Kube, bootstrap: str, machines: Machines, rng: random.Random) -> None:
         self._kube = kube
         self._bootstrap = bootstrap
-        self._nodes = nodes
+        self._machines = machines
         self._rng = rng
         self._number = 0
         self.made_anew = 0
@@ -65,9 +68,8 @@ class Stream:
                 await asyncio.sleep(_PERIOD_S)
 
     async def _one(self, name: str) -> None:
-        kind = self._rng.choices(("pod", "gang", "job", "cancel", "delete", "cordon"), weights=(45, 12, 18, 6, 12, 7))[
-            0
-        ]
+        kinds = {"pod": 45, "gang": 12, "job": 18, "cancel": 6, "delete": 12, "cordon": 7, "node": 2}
+        kind = self._rng.choices(list(kinds), weights=list(kinds.values()))[0]
         match kind:
             case "pod":
                 await self._pods(name, 1)
@@ -81,6 +83,8 @@ class Stream:
                 await self._delete()
             case "cordon":
                 await self._cordon()
+            case "node":
+                await self._machines.register_anew(self._rng, 3.0)
 
     # -- kinds of work ------------------------------------------------------------------------------------------------
 
@@ -88,7 +92,9 @@ class Stream:
         notes = {SECONDS: f"{self._rng.uniform(0.5, 6.0):.1f}"}
         if size > 1:
             notes |= {keys.JOB: name, keys.GANG_MIN: str(size)}
-        gpus = self._rng.choice((1, 1, 1, 2, 4)) if size == 1 else 1
+        gpus = self._rng.choice((0, 1, 1, 1, 2, 4)) if size == 1 else 1
+        if not gpus:
+            notes[keys.GPU_MEMORY] = self._rng.choice(("16384", "40960"))
         labels = {keys.PRIORITY_LABEL: self._rng.choice(("low", "normal", "normal", "high"))}
         names = [f"{name}-{n}" for n in range(size)]
         for each in names:
@@ -128,7 +134,7 @@ class Stream:
                     await self._surely("DELETE", writes.pods_path(NAMESPACE, pod), b"{}")
 
     async def _cordon(self) -> None:
-        node = self._rng.choice(self._nodes)
+        node = self._rng.choice(self._machines.names)
         await self.set_cordon(node, node not in self.told.cordoned)
 
     async def set_cordon(self, node: str, closed: bool) -> None:

@@ -18,23 +18,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.chaos.faults import FAULTS, SERVICES, Ground
-from bench.chaos.kubelet import HonestKubelets, done_twice, held_twice
-from bench.chaos.load import NAMESPACE, Stream
+from bench.chaos.checks import (
+    Arena,
+    Problem,
+    astray,
+    broken_laws,
+    held,
+    not_ready,
+    poll_ledger,
+    poll_pods,
+    replaced,
+    unfinished,
+)
+from bench.chaos.devices import Devices
+from bench.chaos.faults import FAULTS, REPLICAS, Ground
+from bench.chaos.kubelet import HonestKubelets
+from bench.chaos.load import Stream
+from bench.chaos.machines import Machines
 from bench.chaos.proxy import Proxy, Trouble, leads_through
 from bench.chaos.story import stories
 from bench.pipeline import prepare
-from libs.domain.jobs import Phase
-from libs.domain.resources import WHOLE
-from libs.host.laws import violations
-from libs.kube import trainingjobs
-from libs.kube.grouping import job_key
 from libs.kube.identity import from_kubeconfig
-from libs.kube.writes import list_all
 from libs.store.pages import all_holders
-from libs.store.port import LedgerUnavailable, StaleGeneration
+from libs.store.port import LedgerUnavailable
 from libs.store.redis import RedisLedger
-from tools.fleet import Fleet, tail
+from tools.fleet import Fleet
 from tools.load import Load
 from tools.stack import Stack
 
@@ -42,6 +50,15 @@ Report = Callable[[str], None]
 NODES: Final = 8
 WORK_S: Final = 15.0
 HEALED_S: Final = 60.0
+#: Within a round a broken gang is refilled or yields, and facts that are no longer told age out.
+SETTINGS: Final = {
+    "placement": {
+        "DRYSTONE_PLACEMENT_GANG_GRACE_S": "10",
+        "DRYSTONE_PLACEMENT_GANG_SETTLE_S": "3",
+        "DRYSTONE_PLACEMENT_GPU_MAX_AGE_S": "15",
+    },
+    "metrics-collector": {"DRYSTONE_REFRESH_S": "5", "DRYSTONE_VANISH_S": "20"},
+}
 #: Stories told of one round; what else is broken has mostly the same cause.
 STORIES: Final = 3
 
@@ -61,14 +78,6 @@ class Round:
     stories: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is wrong, and the key of the job it is about, where there is one."""
-
-    what: str
-    job: str = ""
-
-
 async def run(rounds: int, seed: int, *, only: str = "", keep: Path | None = None, report: Report) -> dict[str, Any]:
     """`only` names the faults of every round, joined by " + ". Logs of services stay in `keep`."""
     with tempfile.TemporaryDirectory(prefix="drystone-chaos-") as scratch:
@@ -78,32 +87,41 @@ async def run(rounds: int, seed: int, *, only: str = "", keep: Path | None = Non
         info = await asyncio.to_thread(stack.up)
         try:
             async with Load.of(info) as load:
-                await prepare(info, load, NODES)
+                await prepare(info, load, 0)
+                kubelets = HonestKubelets(load.kube)
+                machines, devices = Machines(load.kube, kubelets, NODES), Devices(kubelets)
+                await machines.make()
                 proxy = Proxy(from_kubeconfig(info.kubeconfig), random.Random(seed))
-                async with proxy.serving(), Fleet(info, directory / "services") as fleet:
-                    ground = Ground(stack, fleet, proxy, random.Random(seed), leads_through(proxy, info, directory))
-                    for service in SERVICES:
-                        for _ in range(2):
-                            await ground.spawn(service)
-                    fleet.spawn("metrics-collector", **ground.environment("metrics-collector"))
-                    await fleet.wait_ready(60.0)
+                leads = leads_through(proxy, info, directory)
+                async with proxy.serving(), devices.shown(info), Fleet(info, directory / "services") as fleet:
+                    ground = Ground(
+                        stack,
+                        fleet,
+                        proxy,
+                        machines,
+                        random.Random(seed),
+                        lambda service: {**leads(service), **SETTINGS.get(service, {})},
+                    )
                     try:
-                        return await _rounds(ground, load, rounds, seed, only, report)
+                        for service, replicas in REPLICAS.items():
+                            for _ in range(replicas):
+                                await ground.spawn(service)
+                        await fleet.wait_ready(60.0)
+                        return await _rounds(Arena(ground, load, kubelets, devices), rounds, seed, only, report)
                     finally:
                         await ground.close()
         finally:
             await asyncio.to_thread(stack.down)
 
 
-async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str, report: Report) -> dict[str, Any]:
-    nodes = [f"node-{n:05d}" for n in range(NODES)]
+async def _rounds(arena: Arena, rounds: int, seed: int, only: str, report: Report) -> dict[str, Any]:
+    ground, kubelets = arena.ground, arena.kubelets
     done: list[Round] = []
-    kubelets = HonestKubelets(load.kube)
     twice: set[Problem] = set()
     watchers = [
         asyncio.create_task(kubelets.run(), name="kubelets"),
-        asyncio.create_task(_poll_pods(kubelets, twice), name="devices of pods"),
-        asyncio.create_task(_poll_ledger(ground.info.redis_url, twice), name="devices in the ledger"),
+        asyncio.create_task(poll_pods(kubelets, twice), name="devices of pods"),
+        asyncio.create_task(poll_ledger(ground.info.redis_url, twice), name="devices in the ledger"),
     ]
     try:
         for n in range(rounds):
@@ -111,8 +129,8 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
             ground.rng = rng
             ground.proxy.trouble = Trouble()
             names = only.split(" + ") if only else rng.sample(sorted(FAULTS), rng.choice((1, 1, 2)))
-            stream = Stream(load.kube, ground.info.kafka_bootstrap, nodes, rng)
-            found = await _round(ground, load, stream, kubelets, seed + n, names, twice)
+            stream = Stream(arena.load.kube, ground.info.kafka_bootstrap, ground.machines, rng)
+            found = await _round(arena, stream, seed + n, names, twice)
             done.append(found)
             report(
                 f"round {n + 1}, seed {found.seed}, {' + '.join(names)}: {found.accepted} accepted, "
@@ -133,6 +151,9 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
         "broken": sum(bool(r.problems) for r in done),
         "accepted": sum(r.accepted for r in done),
         "made_anew": sum(r.anew for r in done),
+        "nodes_registered_anew": ground.machines.changes["registered anew"],
+        "machines_lost": ground.machines.changes["lost"],
+        "gangs_released": await asyncio.to_thread(_released, ground.fleet.directory),
         "settled_s_max": round(max((r.settled_s for r in done), default=0.0), 1),
         "emptied_s_max": round(max((r.emptied_s for r in done), default=0.0), 1),
         "each": [
@@ -150,68 +171,21 @@ async def _rounds(ground: Ground, load: Load, rounds: int, seed: int, only: str,
     }
 
 
-async def _poll_pods(kubelets: HonestKubelets, twice: set[Problem]) -> None:
-    """What the API server says: devices by the annotations of pods that hold room, and pods of the same task."""
-    while True:
-        for place, pods in held_twice(list(kubelets.pods.values())).items():
-            names = ", ".join(sorted(f"{p.name} ({p.uid})" for p in pods))
-            twice.update(Problem(f"device promised twice: {place} to {names}", job_key(p)) for p in pods[:2])
-        for task, pods in done_twice(list(kubelets.pods.values())).items():
-            names = ", ".join(sorted(f"{p.name} is {p.phase}" for p in pods))
-            twice.add(Problem(f"done twice: {task}: {names}", job_key(pods[0])))
-        await asyncio.sleep(0.05)
-
-
-async def _poll_ledger(url: str, twice: set[Problem]) -> None:
-    """What the ledger says: used room of every device, claims and earmarks included."""
-    ledger = RedisLedger(url)
-    try:
-        while True:
-            try:
-                page = await ledger.dump()
-                for use in page.nodes:
-                    for index, (milli, _) in enumerate(use.gpus):
-                        if milli > WHOLE:
-                            twice.add(
-                                Problem(f"device promised twice by the ledger: {use.node}/{index}: {milli} milli")
-                            )
-            except (LedgerUnavailable, StaleGeneration):
-                pass  # killed, emptied or being rebuilt: looked at again as soon as it answers
-            await asyncio.sleep(0.2)
-    finally:
-        await ledger.close()
-
-
-async def _round(
-    ground: Ground,
-    load: Load,
-    stream: Stream,
-    kubelets: HonestKubelets,
-    seed: int,
-    names: list[str],
-    twice: set[Problem],
-) -> Round:
-    rng = random.Random(seed)
-    kubelets.on_gone = stream.left
+async def _round(arena: Arena, stream: Stream, seed: int, names: list[str], twice: set[Problem]) -> Round:
+    arena.kubelets.on_gone = stream.left
     owner = asyncio.create_task(stream.own(), name="owner")
     try:
-        return await _broken_and_healed(ground, load, stream, kubelets, seed, names, twice, rng)
+        return await _broken_and_healed(arena, stream, seed, names, twice, random.Random(seed))
     finally:
-        kubelets.on_gone = lambda _: None
+        arena.kubelets.on_gone = lambda _: None
         owner.cancel()
         await asyncio.gather(owner, return_exceptions=True)
 
 
 async def _broken_and_healed(
-    ground: Ground,
-    load: Load,
-    stream: Stream,
-    kubelets: HonestKubelets,
-    seed: int,
-    names: list[str],
-    twice: set[Problem],
-    rng: random.Random,
+    arena: Arena, stream: Stream, seed: int, names: list[str], twice: set[Problem], rng: random.Random
 ) -> Round:
+    ground, kubelets = arena.ground, arena.kubelets
     work = asyncio.create_task(stream.run(f"s{seed}", WORK_S), name="work")
 
     async def breaks(name: str) -> None:
@@ -223,59 +197,50 @@ async def _broken_and_healed(
             tasks.create_task(breaks(name), name=name)
     await work
     await stream.open_all_nodes()
-    problems: list[Problem] = []
+    problems = [Problem(text) for text in ground.machines.broken]
+    ground.machines.broken.clear()
     healed = time.monotonic()
-    left = await _until(lambda: _unfinished(load, stream, kubelets), HEALED_S)
+
+    def left_s() -> float:
+        return max(0.0, healed + HEALED_S - time.monotonic())
+
+    left = await _until(lambda: unfinished(arena, stream), HEALED_S)
     problems += left[:10]
     settled = time.monotonic() - healed
     ledger = RedisLedger(ground.info.redis_url)
     try:
         await ledger.open()
-        problems += await _replaced(ground)
-        problems += await _until(lambda: _not_ready(ground.fleet), max(0.0, HEALED_S - settled))
-        problems += await _broken_laws(load, ledger, kubelets)
+        problems += await replaced(ground)
+        problems += await _until(lambda: not_ready(ground), left_s())
+        problems += await _until(lambda: astray(arena, ledger), left_s())
+        problems += await broken_laws(arena, ledger)
         accepted = len(stream.told.pods) + len(stream.told.jobs)
-        told = await _stories(ground, kubelets, ledger, problems) if problems else []
+        told = await _stories(arena, ledger, problems) if problems else []
         await stream.remove_all()
         emptying = time.monotonic()
-        leaked = await _until(lambda: _held(ledger), HEALED_S)
+        leaked = await _until(lambda: held(ledger), HEALED_S)
         emptied = time.monotonic() - emptying
         late = [*leaked[:10], *sorted(twice, key=lambda p: p.what)]
         late += [Problem(f"refused by kubelet: {refused}", job) for job, refused in kubelets.refusals]
         twice.clear()
         kubelets.refusals.clear()
-        told += await _stories(ground, kubelets, ledger, late, but=[p.job for p in problems]) if late else []
+        told += await _stories(arena, ledger, late, but=[p.job for p in problems]) if late else []
     finally:
         await ledger.close()
     kubelets.journal.clear()
     return Round(seed, names, settled, emptied, accepted, stream.made_anew, [*problems, *late], told)
 
 
-async def _broken_laws(load: Load, ledger: RedisLedger, kubelets: HonestKubelets) -> list[Problem]:
-    """What `drystone check` finds."""
-    jobs = {f"{p.namespace}/{p.name}": job_key(p) for p in kubelets.pods.values()}
-    return [
-        Problem(f"{v.law}: {v.about}: {v.detail}", jobs.get(v.about, v.about if v.about in kubelets.journal else ""))
-        for v in await violations(load.kube, ledger)
-    ]
-
-
-async def _stories(
-    ground: Ground,
-    kubelets: HonestKubelets,
-    ledger: RedisLedger,
-    problems: list[Problem],
-    but: Collection[str] = (),
-) -> list[str]:
+async def _stories(arena: Arena, ledger: RedisLedger, problems: list[Problem], but: Collection[str] = ()) -> list[str]:
     jobs = [p.job for p in problems if p.job and p.job not in but]
     with contextlib.suppress(LedgerUnavailable):
         holders = await all_holders(ledger)
         return await stories(
             list(dict.fromkeys(jobs))[:STORIES],
-            journal=kubelets.journal,
-            bootstrap=ground.info.kafka_bootstrap,
+            journal=arena.kubelets.journal,
+            bootstrap=arena.ground.info.kafka_bootstrap,
             holders=holders,
-            logs=ground.fleet.directory,
+            logs=arena.ground.fleet.directory,
         )
     return ["no stories: the ledger does not answer"]
 
@@ -290,52 +255,6 @@ async def _until(look: Callable[[], Awaitable[list[Problem]]], limit_s: float) -
         await asyncio.sleep(0.25)
 
 
-async def _unfinished(load: Load, stream: Stream, kubelets: HonestKubelets) -> list[Problem]:
-    """Pods that have not ended, and accepted jobs without an end."""
-    left = [
-        Problem(
-            f"not done: pod {pod.name} is {pod.phase} on {pod.node or 'no node'}{', leaving' * pod.terminating}",
-            job_key(pod),
-        )
-        for pod in kubelets.pods.values()
-        if not pod.ended and pod.namespace == NAMESPACE
-    ]
-    if left or stream.owes:
-        return left or [Problem("not done: an evicted pod is to be made anew")]
-    listed = await list_all(load.kube, trainingjobs.path(NAMESPACE))
-    objects = {view.name: view for view in map(trainingjobs.parse, listed.items)}
-    for id_ in sorted(stream.told.jobs):
-        name = trainingjobs.object_name("default", id_)
-        view, key = objects.get(name), f"job/{NAMESPACE}/{name}"
-        if view is None and id_ not in stream.told.cancelled:
-            left.append(Problem(f"lost: job {id_} was accepted and has no object", key))
-        elif view is not None and not view.ended:
-            left.append(Problem(f"not done: job {id_}: {view.status}", key))
-        elif view is not None and view.status.phase is Phase.FAILED:
-            left.append(Problem(f"lost: job {id_} failed, and none of its programs did: {view.status}", key))
-    return left
-
-
-async def _replaced(ground: Ground) -> list[Problem]:
-    """Services that ended though nobody ended them; each is followed by another, as on a cluster."""
-    ended = [m for m in ground.fleet.members if m.process.poll() is not None]
-    for member in ended:
-        ground.fleet.members.remove(member)
-        if member.service in SERVICES:
-            await ground.spawn(member.service)
-    return [Problem(f"{m.name} ended by itself with {m.process.returncode}: {tail(m.log, 1)[-2000:]}") for m in ended]
-
-
-async def _not_ready(fleet: Fleet) -> list[Problem]:
-    """Replicas that do not do their part again: of placement, one that has not taken what it owns."""
-    answers = await asyncio.gather(*(asyncio.to_thread(member.ready) for member in fleet.members))
-    return [
-        Problem(f"stuck: {m.name} is not ready") for m, ready in zip(fleet.members, answers, strict=True) if not ready
-    ]
-
-
-async def _held(ledger: RedisLedger) -> list[Problem]:
-    try:
-        return [Problem(f"leaked: {h.state} {h.id} on {h.node}", h.job) for h in await all_holders(ledger)]
-    except LedgerUnavailable as error:
-        return [Problem(f"leaked: {error}")]
+def _released(logs: Path) -> int:
+    """Broken gangs that yielded as a whole, by what placement's replicas have logged."""
+    return sum(log.read_bytes().count(b'"broken gang released"') for log in logs.glob("placement-*.log"))

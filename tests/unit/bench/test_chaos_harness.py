@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
 
 from bench.chaos import story
+from bench.chaos.devices import Devices
 from bench.chaos.faults import FAULTS
-from bench.chaos.kubelet import HonestKubelets, done_twice, held_twice
+from bench.chaos.kubelet import SECONDS, HonestKubelets, done_twice, held_twice
 from bench.chaos.load import NAMESPACE, Stream
+from bench.chaos.machines import Machines
 from bench.chaos.relay import Line
+from libs.contracts.events import GpuFact, GpuFacts
 from libs.domain import keys
 from libs.domain.resources import Charge, GpuGrant
 from libs.kube import writes
 from libs.kube.embedded import EmbeddedCluster
+from libs.kube.nodes import parse_node
 from libs.kube.objects import OwnerReference
 from libs.kube.pods import PodView, parse_pod
 from libs.store.port import Holder
+from tools.load import pod_object
 
 
 def pod(name: str, *, gpu: str = "0", milli: str = "1000", phase: str = "Running") -> PodView:
@@ -99,7 +105,7 @@ async def test_a_line_that_is_cut_ends_connections_and_is_whole_again_when_mende
 
 async def test_a_pod_that_others_took_away_is_made_anew_and_one_that_was_deleted_is_not() -> None:
     cluster = EmbeddedCluster()
-    stream = Stream(cluster, "nowhere", ["n1"], random.Random(1))
+    stream = Stream(cluster, "nowhere", Machines(cluster, HonestKubelets(cluster), 1), random.Random(1))
     await stream._pods("gang", 2)
     evicted = parse_pod((await writes.get_pod(cluster, NAMESPACE, "gang-0")).body)
     assert (await writes.delete_pod(cluster, NAMESPACE, "gang-0", evicted.uid)).ok
@@ -167,6 +173,101 @@ async def test_kubelets_that_only_look_name_who_would_have_been_refused_and_leav
         await asyncio.wait({looking})
 
 
+@pytest.fixture
+async def world() -> AsyncIterator[tuple[EmbeddedCluster, HonestKubelets, Machines]]:
+    """Four nodes with their kubelets."""
+    cluster = EmbeddedCluster()
+    kubelets = HonestKubelets(cluster)
+    machines = Machines(cluster, kubelets, 4)
+    await machines.make()
+    running = asyncio.create_task(kubelets.run())
+    await until(lambda: len(kubelets.nodes) == 4)
+    yield cluster, kubelets, machines
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def bound_pod(cluster: EmbeddedCluster, node: str, *, seconds: float) -> str:
+    """Its uid."""
+    marks = {SECONDS: str(seconds), keys.GPUS: "0", keys.GPU_MILLI: "1000"}
+    made = pod_object(f"on-{node}", annotations=marks, nodeName=node)
+    answer = await cluster.call("POST", writes.pods_path(NAMESPACE), msgspec.json.encode(made))
+    return parse_pod(answer.body).uid
+
+
+async def node_uid(cluster: EmbeddedCluster, name: str) -> str:
+    answer = await cluster.call("GET", f"{writes.NODES}/{name}")
+    return parse_node(answer.body).uid if answer.ok else ""
+
+
+World = tuple[EmbeddedCluster, HonestKubelets, Machines]
+
+
+async def test_a_node_that_registers_anew_has_another_uid_and_its_pod_runs_on(world: World) -> None:
+    cluster, kubelets, machines = world
+    uid = await bound_pod(cluster, "node-00000", seconds=0.3)
+    await until(lambda: uid in kubelets.pods and kubelets.pods[uid].phase == "Running")
+    before = {name: await node_uid(cluster, name) for name in machines.names}
+    await machines.register_anew(random.Random(1), 0.1)
+    after = {name: await node_uid(cluster, name) for name in machines.names}
+    assert len({name for name in before if before[name] != after[name]}) == 1
+    await until(lambda: kubelets.pods[uid].phase == "Succeeded")
+
+
+async def test_what_ran_on_a_machine_that_died_says_nothing_until_a_machine_of_that_name_starts_it(
+    world: World,
+) -> None:
+    cluster, kubelets, _ = world
+    uid = await bound_pod(cluster, "node-00000", seconds=0.2)
+    await until(lambda: uid in kubelets.pods and kubelets.pods[uid].phase == "Running")
+    kubelets.stop_machine("node-00000")
+    await asyncio.sleep(0.4)
+    assert kubelets.pods[uid].phase == "Running"
+    kubelets.start_machine("node-00000")
+    await until(lambda: kubelets.pods[uid].phase == "Succeeded")
+    assert not kubelets.refusals
+
+
+async def test_a_machine_that_is_lost_is_followed_by_another_when_its_pods_have_been_taken(world: World) -> None:
+    cluster, kubelets, machines = world
+    uids = {name: await bound_pod(cluster, name, seconds=9) for name in machines.names}
+    losing = asyncio.create_task(machines.lose(random.Random(1)))
+    await until(lambda: len(machines.names) == 3)
+    (lost,) = uids.keys() - set(machines.names)
+    await until(lambda: lost not in {node.name for node in kubelets.nodes})
+    await asyncio.sleep(0.3)
+    assert not losing.done(), "its pod is still bound to it"
+    assert (await writes.delete_pod(cluster, NAMESPACE, f"on-{lost}", uids[lost], grace_s=0)).ok
+    await until(losing.done)
+    await losing
+    assert len(machines.names) == 4
+    assert not machines.broken
+    assert await machines.astray(set(machines.names)) == []
+    assert await machines.astray({*machines.names, "ghost"}) == ["the ledger has node ghost, which is gone"]
+
+
+async def test_a_device_in_use_that_nothing_is_told_of_is_found(world: World) -> None:
+    cluster, kubelets, _ = world
+    devices = Devices(kubelets)
+    devices._told = {
+        node.name: GpuFacts(node.name, tuple(GpuFact(g.index, "", "", 0, 0, 0) for g in node.gpus))
+        for node in kubelets.nodes
+    }
+    assert devices.astray() == []
+    uid = await bound_pod(cluster, "node-00000", seconds=9)
+    await until(lambda: uid in kubelets.pods and kubelets.pods[uid].phase == "Running")
+    (found,) = devices.astray()
+    assert found.startswith("node node-00000 uses {0: ")
+    kubelets.stop_machine("node-00000")
+    assert devices.astray() == ["facts are told of node node-00000, which says nothing"]
+
+
 def test_a_story_has_its_lines_in_order_of_time_and_ends_with_what_the_ledger_holds() -> None:
     holders = [Holder("c1", "writing", "n1", Charge(gpus=(GpuGrant(3, 1000, 0),)), job="pod/ns/a", task="u1")]
     text = story._text("pod/ns/a", [(2.0, "second"), (1.0, "first")], holders)
@@ -187,6 +288,6 @@ def test_what_is_said_of_a_job_is_found_by_its_key_and_by_its_victims() -> None:
     assert story._brief(eviction) == "id=e victims=g-0@n1 for=pod/ns/urgent"
 
 
-@pytest.mark.parametrize("service", ["watcher", "placement", "binder", "preemptor"])
+@pytest.mark.parametrize("service", ["watcher", "placement", "binder", "preemptor", "metrics-collector"])
 def test_every_service_is_killed_paused_restarted_and_cut_off(service: str) -> None:
     assert {f"{service} {how}" for how in ("killed", "paused", "restarted", "cut off")} <= FAULTS.keys()
