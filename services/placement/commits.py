@@ -62,6 +62,8 @@ class Commits:
         self._fenced = fenced
         self._rng = random.Random(settings.placement_seed or None)
         self.starts: dict[str, Start] = {}
+        #: Queues of plans refused, in whole or in part, since a pass began: whose room is nobody's after all.
+        self.refused_in: set[str] = set()
 
     async def plans(self, plans: list[Plan]) -> None:
         state = self._state
@@ -147,6 +149,7 @@ class Commits:
     def _gathered(self, job: Job, plan: EvictionPlan, answer: Committed, now: float) -> None:
         start = self.starts.pop(plan.id, Start())
         if answer.refused:
+            self.refused_in.add(plan.queue)
             for reason in set(answer.refused.values()):
                 measures.REFUSALS.labels(reason).inc()
             self._reservations.refused(job, now)
@@ -180,6 +183,7 @@ class Commits:
     def _refused(self, job: Job, plan: Plan | EvictionPlan, answer: Committed) -> None:
         """Some or all of a plan was refused. The worst reason decides what follows; a task that ended is forgotten."""
         state, now = self._state, self._clock.monotonic()
+        self.refused_in.add(plan.queue)
         tasks = {a.claim: a.task for a in plan.assignments}
         worst: Refusal | None = None
         for claim, reason in answer.refused.items():

@@ -187,6 +187,8 @@ class Cycle:
         plans: list[Plan] = []
         evictions: list[EvictionPlan] = []
         unplaced: list[Job] = []
+        waits = False
+        self._commits.refused_in.clear()
         try:
             for decision in decisions:
                 job = by_key.pop(decision.job)
@@ -211,6 +213,7 @@ class Cycle:
                     plans.append(lent)
                     job.verdict = None
                 else:
+                    waits = True
                     self._wait(job, decision.verdict, now)
                     if self._reservations.wanted(job, decision.verdict):
                         unplaced.append(job)
@@ -228,6 +231,12 @@ class Cycle:
                 await self._commits.evictions(evictions)
         finally:
             engine.settle()
+        if waits and self._commits.refused_in:
+            # They were told no while room and quota were held for plans that came to nothing. No other news follows:
+            # who was refused may hold its claim already (its pod is bound, and nobody has told us so yet).
+            state.view.news.kinds.add(Wake.ROOM_FREED)
+            state.view.news.queues |= self._commits.refused_in
+            state.wake.set()
         for job in by_key.values():  # the engine said nothing about it: never lose a job silently
             state.pending.later(job, now + 1.0)
         await self._emitter.urgent.room()

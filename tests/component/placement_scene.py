@@ -116,18 +116,14 @@ class Scene:
         await self.change(JobChanged(head=head, tasks=tuple(p.to_task() for p in pods), cause="test", seen=seen))
 
     async def change(self, *changes: JobChanged) -> None:
-        await self.bus.publish(
-            [
-                Outgoing(
-                    "drystone.tasks",
-                    c.head.key,
-                    msgspec.json.encode(TasksBatch((c,))),
-                    EventType.TASKS,
-                    partition_of(c.head.key, PARTITIONS),
-                )
-                for c in changes
-            ]
-        )
+        for c in changes:
+            await self.change_at_once(c)
+
+    async def change_at_once(self, *changes: JobChanged) -> None:
+        """In one record: these jobs are of one partition."""
+        key = changes[0].head.key
+        batch = msgspec.json.encode(TasksBatch(changes))
+        await self.bus.publish([Outgoing("drystone.tasks", key, batch, EventType.TASKS, partition_of(key, PARTITIONS))])
 
     def job(self, name: str, replicas: int, gpus: int = 1, **spec: Any) -> trainingjobs.TrainingJobView:
         template = {

@@ -10,11 +10,13 @@ import msgspec
 from libs.bus.port import Incoming, Outgoing
 from libs.contracts.events import EventType, JobChanged, Landed
 from libs.domain import keys
-from libs.domain.jobs import Phase
+from libs.domain.jobs import Phase, partition_of
 from libs.domain.queues import Queue
 from libs.kube import trainingjobs, writes
+from libs.kube.grouping import job_of
+from libs.kube.pods import PodView
 from services.placement.app import Placement
-from tests.component.placement_scene import NS, Scene, binder, fact, placement, running, scene, seen
+from tests.component.placement_scene import NS, PARTITIONS, Scene, binder, fact, placement, running, scene, seen
 
 
 async def test_a_single_pod_is_bound_with_its_device_and_told_running() -> None:
@@ -301,3 +303,27 @@ async def test_after_a_rebuild_the_dead_claim_is_decided_again_in_the_new_genera
             await s.ledger.whole(2)
             await s.hint(s.pod("p2"))  # its commit meets the new generation
             await s.until(lambda: len({p.job for p in s.plans if p.generation > s.plans[0].generation}) == 2, 15.0)
+
+
+async def test_who_was_told_no_because_of_a_plan_that_came_to_nothing_is_placed_without_further_news() -> None:
+    """The pod of that plan is bound already, and nobody has said so yet: a second plan for it is refused as held."""
+    async with scene() as s:
+        await s.facts(s.node("n1", gpus=2))
+        service = placement(s)
+        async with running(service, binder(s)):
+            await s.until(lambda: len(service.state.active) == PARTITIONS)
+            bound = s.pod("bound", priority="high")
+            grant = {keys.GPUS: "0", keys.GPU_MIB: "40960", keys.GPU_MILLI: "1000"}
+            assert (await writes.bind(s.kube, NS, "bound", bound.uid, "", "n1", grant)).ok
+            await s.ledger.tasks_seen([seen(pod) for pod in s.read_pods()], 1)
+            await s.until(lambda: any(milli == 0 for milli, _ in service.state.view.engine.free_room()["n1"][3]))
+            waits = s.pod(same_partition(bound))
+            changes = [JobChanged(head=job_of(pod), tasks=(pod.to_task(),), cause="test") for pod in (bound, waits)]
+            await s.change_at_once(*changes)
+            await s.until(lambda: waits.name in s.bound())
+
+
+def same_partition(pod: PodView) -> str:
+    """A name whose pod is said in the same record: both are decided in one pass."""
+    wanted = partition_of(job_of(pod).key, PARTITIONS)
+    return next(n for n in (f"waits-{i}" for i in range(1000)) if partition_of(f"pod/{NS}/{n}", PARTITIONS) == wanted)
