@@ -176,7 +176,7 @@ class World:
             ]
         )
 
-    async def landed(self, tasks: int, within_s: float = 8.0) -> dict[str, tuple[Landed, str]]:
+    async def landed(self, tasks: int, within_s: float = 30.0) -> dict[str, tuple[Landed, str]]:
         """What became of the next `tasks` tasks, by task id."""
         found: dict[str, tuple[Landed, str]] = {}
         seen = 0
@@ -219,7 +219,7 @@ class World:
             for binder in binders:
                 tasks.create_task(binder.serve(stop))
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     while not all(b.health().ready for b in binders):  # noqa: ASYNC110 - seen from outside
                         await asyncio.sleep(0.01)
                 yield binders[0] if replicas == 1 else binders
@@ -231,7 +231,7 @@ class World:
         return sum(self.bus._groups["drystone-binder"].offsets.values())
 
     async def settled(self, records: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.committed() < records:  # noqa: ASYNC110 - the bus tells nobody
                 await asyncio.sleep(0.01)
 

@@ -175,7 +175,7 @@ class Scene:
             assert record.value is not None
             self.plans.extend(msgspec.json.decode(record.value, type=PlansBatch).items)
 
-    async def until(self, true: Callable[[], object], within_s: float = 5.0) -> float:
+    async def until(self, true: Callable[[], object], within_s: float = 30.0) -> float:
         began = time.monotonic()
         while True:
             await self.pump()
@@ -306,7 +306,7 @@ async def gone(s: Scene, pod: PodView) -> None:
     await s.bus.publish([Outgoing("drystone.cluster", "pod/" + pod.uid, None, EventType.CLUSTER)])
 
 
-async def next_plans(reader: FullReader, wait_s: float = 3.0) -> list[EvictionPlan]:
+async def next_plans(reader: FullReader, wait_s: float = 20.0) -> list[EvictionPlan]:
     plans: list[EvictionPlan] = []
     for record in await reader.batch(10, wait_s):
         assert record.value is not None

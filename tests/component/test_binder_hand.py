@@ -97,7 +97,7 @@ async def test_a_claim_taken_back_while_its_write_waits_is_not_written(world):
     async with world.binder(write_timeout_s=5.0, window_cap=2, window_start=2, give_up_s=8.0):
         plan = await world.plan(*pods)
         await world.send(plan)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await world.kube.faults[0].held.wait()
         await world.ledger.release([plan.assignments[3].claim], world.generation)
         asyncio.get_running_loop().call_later(2 * STALE_S, wake.set)
@@ -112,7 +112,7 @@ async def test_what_is_in_hand_when_it_is_told_to_stop_is_finished(world):
     a = world.pod("a")
     async with world.binder(write_timeout_s=5.0):
         await world.send(await world.plan(a))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await world.kube.faults[0].held.wait()
         asyncio.get_running_loop().call_later(0.3, wake.set)
     assert (await world.landed(1))[a.uid][0] is Landed.BOUND

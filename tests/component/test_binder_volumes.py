@@ -63,7 +63,7 @@ async def test_a_pod_whose_claims_wait_for_first_use_is_bound_when_the_last_of_t
     a = world.pod("a")
     async with world.binder(give_up_s=8.0):
         await world.send(await with_claims(world, a, "logs", "data"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while disks.selected("data") != "n1":  # noqa: ASYNC110 - seen from outside
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)

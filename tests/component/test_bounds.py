@@ -30,7 +30,7 @@ from tests.component.test_preemptor import World as Preemptors
 from tests.unit.services.watcher.test_emit import Broker
 
 
-async def until(there: Callable[[], bool], within_s: float = 8.0) -> None:
+async def until(there: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not there():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

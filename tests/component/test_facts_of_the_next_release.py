@@ -60,7 +60,7 @@ async def bus() -> MemoryBus:
 
 async def follow(intake: Any) -> None:
     following = asyncio.create_task(intake.follow_facts(), name="facts")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await intake.facts_ready.wait()
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)

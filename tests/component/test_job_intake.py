@@ -79,7 +79,7 @@ class Desk:
 
     async def statuses(self, count: int) -> list[JobStatus]:
         """The next `count`, in the order in which they were published within a partition."""
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(30):
             while len(found := self.of(STATUS.name, JobStatus)) < count:
                 self.said += await self._reader.batch(500, 0.1)
         return found
@@ -106,7 +106,7 @@ class Desk:
         return sum(group.offsets.values())
 
     async def until(self, done: Any) -> None:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(30):
             while not done():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -279,7 +279,7 @@ async def test_a_tenant_far_below_its_limit_is_counted_once_and_its_submissions_
         await desk.send(job("held-up"), partition=1)
         await slow.held.wait()
         await desk.send(job("meanwhile"), partition=2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while "meanwhile" not in {view.spec.id for view in desk.objects()}:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert "held-up" not in {view.spec.id for view in desk.objects()}
@@ -313,7 +313,7 @@ async def test_a_replica_that_stands_by_knows_the_namespaces_queue_and_the_prior
     )
     knowledge = Knowledge({"default": "team-vision"})
     following = asyncio.create_task(knowledge.follow(desk.bus, SystemClock(), lambda: False))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await knowledge.ready.wait()
     desk.intake = Intake(desk.kube, desk.bus, desk.settings, SystemClock(), lambda: (knowledge.known, knowledge.seen))
     async with desk.open():

@@ -67,7 +67,7 @@ async def collecting(bus: MemoryBus, **settings: Any) -> AsyncIterator[tuple[Pro
         await runner.cleanup()
 
 
-async def until(true: Callable[[], Any], within_s: float = 5.0) -> None:
+async def until(true: Callable[[], Any], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not true():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
@@ -91,7 +91,7 @@ class Topic:
         return self.facts
 
     async def until(self, true: Callable[[dict[str, GpuFacts]], Any]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not true(await self.read()):
                 pass
 

@@ -119,7 +119,7 @@ async def test_who_was_made_again_hears_for_whom_the_pod_before_it_went() -> Non
             await s.until(lambda: s.condition("low-again"))
             assert said not in (s.condition("low-again") or {})["message"], "nobody has told it yet"
             await s.publish_facts(HistoryFact(history))
-            await s.until(lambda: (s.condition("low-again") or {})["message"].endswith(said), within_s=3.0)
+            await s.until(lambda: (s.condition("low-again") or {})["message"].endswith(said), within_s=30.0)
             statuses = s.bus.follow([STATUS.name], from_start=True)
             heard = [msgspec.json.decode(r.value or b"", type=JobStatus) for r in await statuses.batch(100)]
         assert heard[-1].message.endswith(said)

@@ -50,7 +50,7 @@ async def test_a_pod_of_a_whole_node_starts_although_small_ones_never_end_coming
                 if "large" in s.bound():
                     break
             assert "large" in s.bound(), f"{started} small ones passed it"
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while await s.earmarks(f"pod/{NS}/large"):  # noqa: ASYNC110 - the ledger tells nobody
                     await asyncio.sleep(0.01)
 

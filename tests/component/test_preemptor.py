@@ -148,7 +148,7 @@ class World:
 
     async def told(self, name: str) -> dict[str, str]:
         """The pod's annotations once it was told when it goes."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while keys.EVICT_AT not in self.pod(name)["metadata"]["annotations"]:  # noqa: ASYNC110 - seen from outside
                 await asyncio.sleep(0.01)
         return self.pod(name)["metadata"]["annotations"]
@@ -184,7 +184,7 @@ class World:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve(stop))
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     while not service.health().ready:  # noqa: ASYNC110 - seen from outside
                         await asyncio.sleep(0.01)
                 yield service
@@ -192,7 +192,7 @@ class World:
                 stop.set()
 
     async def settled(self, records: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while sum(self.bus._groups["drystone-preemptor"].offsets.values()) < records:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -244,7 +244,7 @@ async def test_a_recreated_pod_of_the_same_name_is_left_alone(world):
     world.kube.faults.append(held_up(deletion, wake))
     async with world.preemptor():
         await world.send(await world.plan(low, gpus=(0,)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await world.kube.faults[0].held.wait()
         path = f"/api/v1/namespaces/{TEAM}/pods/low"
         assert world.cluster.call_now("DELETE", path, b'{"gracePeriodSeconds":0}').ok
@@ -381,7 +381,7 @@ async def test_a_preemptor_that_takes_over_half_way_evicts_the_rest_and_nobody_t
     world.kube.faults.append(stuck)
     async with world.preemptor(finish_s=0.05):
         await world.send(plan)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await stuck.held.wait()
             while not world.leaving(first):  # noqa: ASYNC110 - seen from outside
                 await asyncio.sleep(0.01)

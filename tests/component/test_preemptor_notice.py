@@ -36,7 +36,7 @@ def patch(world: World, name: str, subresource: str = "", **item: object) -> Non
 
 async def told(world: World, name: str) -> float:
     """When the pod goes, as it is told (seconds since the epoch)."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while keys.EVICT_AT not in world.pod(name)["metadata"]["annotations"]:  # noqa: ASYNC110 - seen from outside
             await asyncio.sleep(0.01)
     return datetime.fromisoformat(world.pod(name)["metadata"]["annotations"][keys.EVICT_AT]).timestamp()

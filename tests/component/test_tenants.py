@@ -46,7 +46,7 @@ class House:
         await self.bus.publish([Outgoing(tenant.topic, "k", ENCODE(said), type)])
         statuses: list[JobStatus] = []
         letters: list[DeadLetter] = []
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(30):
             while not statuses or (statuses[0].phase is Phase.REJECTED and not letters):
                 for record in await self._reader.batch(500, 0.1):
                     if record.topic == STATUS.name:

@@ -75,7 +75,7 @@ class World:
         conditions = msgspec.json.decode(answer.body)["status"].get("conditions") or []
         return next((c.get("message", "") for c in conditions if c["type"] == "PodScheduled"), "")
 
-    async def until(self, true: Callable[[], object], within_s: float = 10.0) -> None:
+    async def until(self, true: Callable[[], object], within_s: float = 30.0) -> None:
         began = time.monotonic()
         while not true():
             assert time.monotonic() - began < within_s, "it did not come about in time"

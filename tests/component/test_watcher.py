@@ -143,7 +143,7 @@ class World:
                 found += msgspec.json.decode(record.value or b"", type=TasksBatch).items
         return found
 
-    async def until(self, done: Any, within_s: float = 8.0) -> Any:
+    async def until(self, done: Any, within_s: float = 30.0) -> Any:
         """The first true answer of an async question."""
         try:
             async with asyncio.timeout(within_s):

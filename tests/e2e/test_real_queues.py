@@ -47,14 +47,14 @@ async def test_limits_and_namespaces_of_queues_change_while_everything_runs(worl
     )
     (waits,) = pods.keys() - set(bound(pods))
     await change(world, small, limits={keys.GPU_RESOURCE: 2})
-    await world.until(lambda pods: waits in bound(pods), within_s=15)
+    await world.until(lambda pods: waits in bound(pods), within_s=60.0)
 
     await world.create(world.pod("third"))
     await world.until(lambda pods: pods["third"].reason == "QuotaExceeded")
     large = await make(world, {"limits": {keys.GPU_RESOURCE: 4}}, "large")
     await change(world, small, namespaces=[])
     await change(world, large, namespaces=[world.namespace])
-    await world.until(lambda pods: "third" in bound(pods), within_s=15)
+    await world.until(lambda pods: "third" in bound(pods), within_s=60.0)
     holders = await world.until_held(lambda held: [h.state for h in held] == ["bound"] * 3)
     assert sorted(h.queue for h in holders) == [large, small, small]
 
@@ -72,7 +72,7 @@ async def test_a_limit_of_one_model_holds_back_that_model_alone(world: World) ->
     assert pods["h-1"].reason == "QuotaExceeded"
     assert {pods[f"any-{n}"].view.node for n in range(3)} == {world.node_names[1]}
     await change(world, queue, limits={f"{keys.GPU_RESOURCE}:H100": 2})
-    await world.until(lambda pods: "h-1" in bound(pods), within_s=15)
+    await world.until(lambda pods: "h-1" in bound(pods), within_s=60.0)
 
 
 async def test_who_was_evicted_and_what_was_used_stands_in_the_queues_status(world: World) -> None:

@@ -75,7 +75,7 @@ class Heard:
             self.letters.append(msgspec.json.decode(record.value, type=DeadLetter))
         self.came.set()
 
-    async def until(self, fits: Callable[[Heard], bool], *, within_s: float = 20.0) -> None:
+    async def until(self, fits: Callable[[Heard], bool], *, within_s: float = 60.0) -> None:
         try:
             async with asyncio.timeout(within_s):
                 while not fits(self):
@@ -236,7 +236,7 @@ class World:
     # -- what is seen -------------------------------------------------------------------------------------------------
 
     async def until(
-        self, fits: Callable[[Pods], bool], *, within_s: float = 20.0, namespace: str = "", selector: str = ""
+        self, fits: Callable[[Pods], bool], *, within_s: float = 60.0, namespace: str = "", selector: str = ""
     ) -> Pods:
         """The pods as soon as they fit, looked at after every change."""
         path = writes.pods_path(namespace or self.namespace)
@@ -275,7 +275,7 @@ class World:
             if not cursor:
                 return found
 
-    async def until_held(self, fits: Callable[[list[Holder]], bool], *, within_s: float = 10.0) -> list[Holder]:
+    async def until_held(self, fits: Callable[[list[Holder]], bool], *, within_s: float = 45.0) -> list[Holder]:
         deadline = time.monotonic() + within_s
         while True:
             found = await self.holders()
@@ -300,7 +300,7 @@ class World:
         fits: Callable[[trainingjobs.TrainingJobView], bool],
         *,
         namespace: str = "",
-        within_s: float = 15.0,
+        within_s: float = 45.0,
     ) -> trainingjobs.TrainingJobView:
         """The job object as soon as it fits: of a test's own namespace by its name, else by the event's id."""
         path = trainingjobs.path(namespace or self.job_namespace)

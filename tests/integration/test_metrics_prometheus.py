@@ -63,7 +63,7 @@ async def test_a_changed_gauge_reaches_every_replica_within_a_scrape_and_two_sec
             await asyncio.gather(*(sees(reader, 1000) for reader in replicas))
         for mib in (2000, 61000):
             used, began = mib, time.monotonic()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await asyncio.gather(*(sees(reader, mib) for reader in replicas))
             assert time.monotonic() - began <= SCRAPE_S + 2
         assert collector.health().ready

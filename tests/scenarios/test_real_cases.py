@@ -31,7 +31,7 @@ from tools.stack import StackInfo
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
 #: From a fault of one service to the other replica doing its work.
-TAKE_OVER_S = SESSION_S + 10.0
+TAKE_OVER_S = SESSION_S + 30.0
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ async def test_a_binder_that_dies_with_claims_in_its_hands_blocks_nobody(
         replicas.spawn("binder")
     await world.create(world.pod("next", gpus=4))
     # Where the plans are lost, the claims' own time, 10 s, is what brings them to an end.
-    pods = await world.until(lambda pods: len(bound(pods)) == 5, within_s=TAKE_OVER_S + 15.0)
+    pods = await world.until(lambda pods: len(bound(pods)) == 5, within_s=TAKE_OVER_S + 45.0)
     replicas.proxy.let_go()  # what the dead ones had sent arrives now
     await until(lambda: replicas.proxy.held == 0)
     assert sorted(",".join(pod.gpus for pod in pods.values()).split(",")) == [str(n) for n in range(8)]
@@ -261,7 +261,7 @@ async def test_a_pod_whose_add_was_lost_is_found_by_the_next_list(world: World, 
     with replicas.losing('"type":"ADDED"', '"name":"unseen"', f'"namespace":"{world.namespace}"') as lost:
         created = time.monotonic()
         await world.create(world.pod("unseen"))
-        pods = await world.until(lambda pods: bool(bound(pods)), within_s=2 * SLOW_PASS_S)
+        pods = await world.until(lambda pods: bool(bound(pods)), within_s=2 * SLOW_PASS_S + 30)
         assert lost, "the watcher was not told"
     assert pods["unseen"].gpus
     assert time.monotonic() - created < 2 * SLOW_PASS_S
@@ -273,7 +273,7 @@ async def test_a_foreign_pod_whose_add_was_lost_is_counted_by_the_next_list(worl
     foreign = world.pod("foreign", scheduler="another", gpus=0, cpu="90", nodeName=node)
     with replicas.losing('"type":"ADDED"', '"name":"foreign"', f'"namespace":"{world.namespace}"') as lost:
         await world.create(foreign)
-        await world.until_held(lambda holders: [h.state for h in holders] == ["bound"], within_s=3 * SLOW_PASS_S)
+        await world.until_held(lambda holders: [h.state for h in holders] == ["bound"], within_s=3 * SLOW_PASS_S + 30)
         assert lost, "the watcher was not told"
     await world.create(world.pod("ours", gpus=1, cpu="10"))
     pods = await world.until(lambda pods: bool(pods["ours"].reason))
@@ -299,11 +299,11 @@ async def test_a_pod_whose_hint_was_lost_on_its_way_is_found_by_the_next_list(wo
     await replicas.delete_messages(TASKS)
     resumed = time.monotonic()
     replicas.signal(signal.SIGCONT, *owners)
-    await world.until(lambda pods: bool(bound(pods)), within_s=2 * SLOW_PASS_S + SESSION_S)
+    await world.until(lambda pods: bool(bound(pods)), within_s=2 * SLOW_PASS_S + SESSION_S + 30)
     assert time.monotonic() - resumed < 2 * SLOW_PASS_S + SESSION_S
 
 
-async def until(fits: Callable[[], bool], *, within_s: float = 10.0) -> None:
+async def until(fits: Callable[[], bool], *, within_s: float = 45.0) -> None:
     """For what is asked, not told."""
     deadline = time.monotonic() + within_s
     while not await asyncio.to_thread(fits):

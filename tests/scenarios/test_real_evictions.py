@@ -52,7 +52,7 @@ class Shared:
         answer = await self.world.load.kube.call("POST", path, json.dumps(body).encode())
         assert answer.ok, answer.body
 
-    async def reasons(self, queue: str, count: int, within_s: float = 15.0) -> list[dict[str, Any]]:
+    async def reasons(self, queue: str, count: int, within_s: float = 45.0) -> list[dict[str, Any]]:
         """For whom the one workload of a queue was evicted, as soon as the queue's status tells so many."""
         async with asyncio.timeout(within_s):
             while True:
@@ -112,7 +112,7 @@ async def test_the_controller_made_the_victim_again_and_it_was_evicted_again_wit
         pods = await world.until(lambda pods, turn=turn: runs(f"urgent-{turn}")(pods) and waits("low")(pods))
         assert bound(pods) == [f"urgent-{turn}"]
         said = f"It was evicted for pod/{world.namespace}/urgent-{turn} by rule priority at "
-        await world.until(lambda pods, said=said: any(said in told(pod) for pod in of(pods, "low")), within_s=10.0)
+        await world.until(lambda pods, said=said: any(said in told(pod) for pod in of(pods, "low")), within_s=45.0)
         await world.delete(f"urgent-{turn}")
     pods = await world.until(runs("low"))
     (survivor,) = of(pods, "low")
@@ -200,7 +200,7 @@ async def test_ten_pods_were_needed_and_one_was_taken_of_each_of_ten_gangs(world
             said = [s.evicted for s in heard.statuses if s.reason == "Evicted" and s.namespace == world.namespace]
             return sum(one.pods for one in said if one is not None) >= 10
 
-        await heard.until(whole, within_s=5.0)
+        await heard.until(whole, within_s=30.0)
     said = [s for s in heard.statuses if s.reason == "Evicted" and s.namespace == world.namespace]
     assert {s.job for s in said} == {f"job/{world.namespace}/{victim}"}
     assert {(s.evicted.beneficiary, s.evicted.rule) for s in said if s.evicted is not None} == {
@@ -247,7 +247,7 @@ async def test_a_pod_that_saves_its_work_was_signalled_without_a_word(world: Wor
     pods = await world.until(lambda pods: True)
     assert not pods["saves"].view.terminating
     await shared.patch("saves", {"metadata": {"annotations": {keys.EVICT_ACK: "saved"}}})
-    await world.until(runs("urgent"), within_s=15.0)
+    await world.until(runs("urgent"), within_s=60.0)
 
 
 async def test_a_gang_broken_by_a_drain_is_completed_before_a_newcomer_takes_its_place(

@@ -53,7 +53,7 @@ def test_nothing_is_bound_any_more():
 
 
 async def until(there: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not there():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -43,7 +43,7 @@ class Follower:
         self.changed.set()
 
     async def sees(self, names: set[str]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.names != names:
                 self.changed.clear()
                 await self.changed.wait()
@@ -111,7 +111,7 @@ class TestReflector:
         follower.names.add("a ghost that no event will ever end")
         cluster.slow = True
         follower.reflector.relist()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await cluster.asked.wait()
         await create(cluster, "comes")
         await delete(cluster, "goes")
@@ -135,7 +135,7 @@ class TestReflector:
         await follower.sees({"a"})
         cluster.slow = True
         follower.reflector.relist()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await cluster.asked.wait()
         cluster.break_watches()
         await create(cluster, "b")
@@ -153,13 +153,13 @@ class TestReflector:
         await until(lambda: follower.reflector.health().watching)
         cluster.slow = True
         follower.reflector.relist()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await cluster.asked.wait()
         cluster.mute = True
         await create(cluster, "unheard")
         cluster.asked.clear()
         follower.reflector.relist()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await cluster.asked.wait()
         cluster.answers.set()
         await until(lambda: follower.reflector.health().lists == 2)
@@ -247,7 +247,7 @@ class TestReflector:
         await asyncio.sleep(0.05)
         await create(cluster, "a")
         with pytest.raises(ZeroDivisionError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await task
 
 
@@ -261,7 +261,7 @@ class TestLease:
         clock = [100.0]
         lease = self.lease(EmbeddedCluster(), "a", clock)
         task = asyncio.create_task(lease.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await lease.won.wait()
         assert lease.is_leader
         clock[0] += 0.55
@@ -272,7 +272,7 @@ class TestLease:
         clock = [100.0]
         lease = self.lease(EmbeddedCluster(), "a", clock)
         task = asyncio.create_task(lease.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await lease.won.wait()
             clock[0] += 30.0
             assert not lease.is_leader
@@ -286,7 +286,7 @@ class TestLease:
         first = self.lease(cluster, "a", clock)
         task = asyncio.create_task(first.run())
         second = self.lease(cluster, "b", awake)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await first.won.wait()
 
             async def paused(_method: str, _path: str, body: bytes | None) -> Answer | None:
@@ -311,7 +311,7 @@ class TestLease:
         cluster = EmbeddedCluster()
         lease = LeaderLease(cluster, "default", "boss", "a", duration_s=0.6, renew_s=0.1, margin_s=0.2)
         task = asyncio.create_task(lease.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await lease.won.wait()
 
         async def cut_off(_method: str, _path: str, _body: bytes | None) -> Answer:
@@ -320,11 +320,11 @@ class TestLease:
         cluster.intercept = cut_off
         loop = asyncio.get_running_loop()
         began = loop.time()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await lease.lost.wait()
         assert loop.time() - began < 0.6
         cluster.intercept = None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await lease.won.wait()
         assert lease.term == 2
         task.cancel()
@@ -333,7 +333,7 @@ class TestLease:
         cluster, clock = EmbeddedCluster(), [100.0]
         first = self.lease(cluster, "a", clock)
         task = asyncio.create_task(first.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await first.won.wait()
 
         async def dead(_method: str, _path: str, body: bytes | None) -> Answer | None:
@@ -345,7 +345,7 @@ class TestLease:
         await asyncio.sleep(0.3)
         assert not second.won.is_set()
         clock[0] += 1.01  # the record says whole seconds
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await second.won.wait()
         assert second.term == first.term + 1
         assert not first.is_leader

@@ -52,7 +52,7 @@ class World:
 
 
 async def until(fact: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not fact():  # noqa: ASYNC110 - the simulation has no event for it
             await asyncio.sleep(0.005)
 

@@ -79,7 +79,7 @@ async def test_words_for_a_broker_that_is_away_are_bounded_and_the_newest_stay(u
                 await broker.tried.wait()
         assert len(sender) == 100
         broker.back = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await sender.drained()
     finally:
         running.cancel()

@@ -103,7 +103,7 @@ def everything() -> State:
 
 
 async def until_gone(kube: Busy, *names: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while any(kube.there(name) for name in names):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
