@@ -140,6 +140,8 @@ class Mender:
         )
         measures.RELEASED.inc()
         self._patience.yielding[job.head.key] = self._clock.monotonic()
+        # What was kept for those that were missing would take the room that the others leave, too little for all.
+        self._state.keep_none(job)
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def delete(pod: PodView) -> None:

@@ -115,6 +115,8 @@ class Intake:
             state.look_event.set()
         if job is not None and (change.bound or change.gone):
             state.idle(job)
+        if job is not None and change.gone and job.tasks and job.head.gang_min > 1:
+            state.poke(job)  # what those who are left wait for, and what is kept for them, may be another matter now
         if key in state.waiting and job is None:
             state.waiting.leave(key)
 

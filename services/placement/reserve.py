@@ -4,11 +4,12 @@ Who stands first in its queue, fits nowhere, has waited `after_s`, and with whom
 cluster (`Shares.part`), gets a reservation: earmarks in the ledger, on the nodes where it can start soonest, that fill
 up as room comes free there. Every replica's commits are checked against them. A queue has one at a time.
 
-A reservation ends when its job starts or goes, when one that stands before it in the queue needs one, or at its
-deadline: a quarter after the expected start where that is known, else `turn_s`, doubled at each turn of the job. After
-that the next in line has a turn before it comes again. So room is gathered for nobody for ever; and a head that waits
-for tasks of unknown length, at most L, on the nodes it needs is served within its own turns, together at most
-3 max(L, turn_s), and as many turns of the next in line, together no longer than that. Pure: time is handed in.
+A reservation ends when its job starts or goes, when room is not what it lacks any more (a gang whose members are no
+longer there), when one that stands before it in the queue needs one, or at its deadline: a quarter after the expected
+start where that is known, else `turn_s`, doubled at each turn of the job. After that the next in line has a turn before
+it comes again. So room is gathered for nobody for ever; and a head that waits for tasks of unknown length, at most L,
+on the nodes it needs is served within its own turns, together at most 3 max(L, turn_s), and as many turns of the next
+in line, together no longer than that. Pure: time is handed in.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ GANG_REFUSALS: Final = 3
 _NOT_ROOM: Final = frozenset(
     {Reason.GANG_INCOMPLETE, Reason.GATED, Reason.UNSUPPORTED, Reason.NO_NODES, Reason.EVICTING}
 )
+#: Whoever room is kept for could not take it.
+_NOT_READY: Final = frozenset({Reason.GANG_INCOMPLETE, Reason.GATED, Reason.UNSUPPORTED})
 
 
 @dataclass(slots=True)
@@ -72,8 +75,13 @@ class Reservations:
             del self._cooling[key]
         for key in list(state.gatherers.values()):
             job = state.pending.jobs.get(key)
-            if job is not None and job.gathering is not None and job.gathering.until <= now:
+            if job is None or job.gathering is None:
+                continue
+            if job.gathering.until <= now:
                 self._lapse(job, now)
+            elif job.verdict is not None and job.verdict.reason in _NOT_READY:
+                measures.RESERVATIONS.labels("void").inc()
+                self._state.keep_none(job)
         if self._turn_s <= 0:
             return
         due: list[tuple[float, str, Job]] = []
@@ -166,8 +174,7 @@ class Reservations:
         """Its deadline came: the ledger ends the earmarks, or has; others have a turn."""
         measures.RESERVATIONS.labels("lapsed").inc()
         job.turns += 1
-        self._state.stop_gathering(job)
-        self._state.give_back(job)
+        self._state.keep_none(job)
         for key in list(self._cooling):
             other = self._state.pending.jobs.get(key)
             if other is None or other.head.queue == job.head.queue:

@@ -232,6 +232,11 @@ class State:
         for node in gathering.nodes - waits_on:
             self._unawait(node, job.head.key)
 
+    def keep_none(self, job: Job) -> None:
+        """Room that was kept for the job is everybody's again."""
+        self.stop_gathering(job)
+        self.give_back(job)
+
     def give_back(self, job: Job, *, claims: bool = False) -> None:
         """Its earmarks are dropped, with `claims` also what is not written yet. What is used or over is no matter."""
         ids = tuple(sorted(job.earmarks)) + (tuple(c.id for c in job.claims.values()) if claims else ())

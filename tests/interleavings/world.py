@@ -205,6 +205,25 @@ class World:
     def remove_node(self, name: str) -> None:
         self._ask("DELETE", f"/api/v1/nodes/{name}")
 
+    def collect(self, node: str, *, then_delete: bool = True) -> list[PodView]:
+        """As the pod garbage collector does with pods of a node that is no more: each is Failed by a disruption, then
+        deleted at once. Returns them."""
+        taken = [p for p in self.pods() if p.node == node]
+        why = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+        for pod in taken:
+            if not pod.ended:
+                status = {"status": {"phase": "Failed", "conditions": [why]}}
+                self._ask("PATCH", writes.pods_path(NS, pod.name, "status"), status, writes.MERGE)
+        for pod in taken if then_delete else ():
+            self.delete(pod.name)
+        return taken
+
+    def start_bound(self, node: str) -> None:
+        """A kubelet that comes up looks at all pods that are bound to it."""
+        for pod in self.pods():
+            if pod.node == node and not pod.ended:
+                self.annotate(pod.name, seen=str(self.cluster.store.version))
+
     def budget(self, app: str, *, least: int) -> None:
         spec = {"minAvailable": least, "selector": {"matchLabels": {"app": app}}}
         path = f"/apis/policy/v1/namespaces/{NS}/poddisruptionbudgets"
