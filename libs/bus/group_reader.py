@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from libs.bus import metrics
 from libs.bus.consumer import Place, Reader, discard
 from libs.bus.port import Incoming, Rebalanced
+from libs.bus.seats import Seat, SeatedAssignor
 from libs.bus.settings import KafkaSettings
 
 log = structlog.get_logger()
@@ -46,11 +46,16 @@ class KafkaGroupReader(Reader):
         self._committing = asyncio.Lock()
         self._committed_at = 0.0
         # The assignor keeps what it must remember in its class: each reader needs a class of its own.
-        self._assignor = type("Sticky", (StickyPartitionAssignor,), {})
+        self._assignor: type[SeatedAssignor] = type("Sticky", (SeatedAssignor,), {})
+        self._seat: Seat | None = None
 
     @property
     def owned(self) -> frozenset[Place]:
         return self._owned
+
+    @property
+    def seat(self) -> Seat | None:
+        return self._seat
 
     async def done(self, offsets: Mapping[Place, int]) -> None:
         """A commit that fails is kept and goes with the next one: losing it costs reading again, nothing else."""
@@ -101,13 +106,14 @@ class KafkaGroupReader(Reader):
         self._tell(frozenset(), fresh=True)
 
     def _tell(self, places: frozenset[Place], *, fresh: bool) -> None:
-        before = self._owned
+        before, sat = self._owned, self._seat
         lost = before if fresh else before - places
         gained = places if fresh else places - before
         self._owned = places
+        self._seat = self._assignor.seat if places else None
         for place in lost:
             self._to_commit.pop(place, None)
-        if self._rebalanced is not None and (gained or lost):
+        if self._rebalanced is not None and (gained or lost or sat != self._seat):
             self._rebalanced(gained, lost)
 
     def _assigned(self, assigned: Collection[TopicPartition], generation: int, member: str) -> None:

@@ -274,6 +274,11 @@ class MemoryGroupReader(_Reader):
     def owned(self) -> frozenset[Place]:
         return self._owned
 
+    @property
+    def seat(self) -> tuple[int, int] | None:
+        """Nobody numbers them: partitions are dealt out in turn, which says as much."""
+        return None
+
     async def done(self, offsets: Mapping[Place, int]) -> None:
         for place, offset in offsets.items():
             if place in self._owned and offset > self._group.offsets.get(place, 0):

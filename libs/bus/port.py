@@ -62,6 +62,12 @@ class GroupReader(Protocol):
     @property
     def owned(self) -> frozenset[tuple[str, int]]: ...
 
+    @property
+    def seat(self) -> tuple[int, int] | None:
+        """Which of the group's members that own something this is, from 0, and how many they are; None where it owns
+        nothing or nobody says."""
+        ...
+
 
 class FullReader(Protocol):
     """Reads every partition of its topics from a start point, in no group. Commits nothing."""
@@ -78,7 +84,8 @@ class FullReader(Protocol):
         ...
 
 
-#: Called on a rebalance, before reading goes on: (gained, lost) partitions of the group's topics.
+#: Called on a rebalance, before reading goes on: (gained, lost) partitions of the group's topics. Both are empty where
+#: only the seat is another.
 Rebalanced = Callable[[frozenset[tuple[str, int]], frozenset[tuple[str, int]]], None]
 
 

@@ -155,6 +155,7 @@ class Placement:
             deciders: list[asyncio.Task[None]] = []
             if await _either(stop, intake.cluster_ready, intake.uses_ready, self._learning.ready):
                 group = bus.group(self._settings.placement_group, [TASKS.name], rebalanced=self._ownership.rebalanced)
+                self._ownership.seat = lambda: group.seat
                 readers += [
                     start(intake.hints(group), "hints"),
                     start(intake.outcomes(self._outcomes), "outcomes"),

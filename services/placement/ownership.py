@@ -38,11 +38,14 @@ log = structlog.get_logger()
 _STRETCH: Final = 100
 
 
-def begins_at(owned: frozenset[int], partitions: int) -> float:
-    """Where in 0..1 the owner of these partitions begins, so that as many owners as there seem to be begin evenly apart
-    without a word between them. They may clash where partitions moved about; that costs refusals and nothing else."""
+def begins_at(owned: frozenset[int], partitions: int, seat: tuple[int, int] | None = None) -> float:
+    """Where in 0..1 the owner of these partitions begins, so that all owners begin evenly apart: by its `seat` (which
+    of how many) where the group tells it, else by what it owns, without a word between as many as there seem to be.
+    These may clash where partitions moved about; that costs refusals and nothing else."""
     if not owned:
         return 0.0
+    if seat is not None:
+        return seat[0] / seat[1]
     places = sorted(owned)
     owners = max(1, round(partitions / len(places)))
     dealt_in_turn = owners > 1 and all(b - a == owners for a, b in pairwise(places))
@@ -78,6 +81,8 @@ class Ownership:
         self._follow = follow
         self._followed = followed
         self.owned: frozenset[int] = frozenset()
+        #: Which of how many owners we are, where the group tells.
+        self.seat: Callable[[], tuple[int, int] | None] = lambda: None
         self.generation = 0
         self._changed = asyncio.Event()
         self._reopen = False
@@ -94,9 +99,10 @@ class Ownership:
             self._state.lose(partition)
             self._listed.discard(partition)
         self.owned = (self.owned - {p for _, p in lost}) | {p for _, p in gained}
-        self._state.view.begin_at(begins_at(self.owned, self._partitions))
-        self._follow(self.owned)
-        self._changed.set()
+        self._state.view.begin_at(begins_at(self.owned, self._partitions, self.seat()))
+        if gained or lost:
+            self._follow(self.owned)
+            self._changed.set()
 
     def fenced(self, partition: int | None) -> None:
         """The ledger refused our fences. One partition: its epoch is another's; if the group still says that it is

@@ -57,6 +57,7 @@ async def test_what_was_not_committed_goes_to_the_member_that_is_left(info: Stac
     try:
         await joined(first, second, places=4)
         assert not first.owned & second.owned
+        assert {first.seat, second.seat} == {(0, 2), (1, 2)}
         await bus.publisher().publish(records(topic, 100))
         committed = {(r.topic, r.partition): r.offset + 1 for r in await first.batch(10, 2)}
         assert committed
@@ -69,6 +70,7 @@ async def test_what_was_not_committed_goes_to_the_member_that_is_left(info: Stac
             while len({(r.partition, r.offset) for r in rest}) < 100 - done:
                 rest += await second.batch(500, 0.2)
         assert second.owned == {(topic, partition) for partition in range(4)}
+        assert second.seat == (0, 1)
         assert sum(gained - lost for gained, lost in moves) == 4
         assert not {(r.partition, r.offset) for r in rest} & {
             (place[1], offset) for place, end in committed.items() for offset in range(end)

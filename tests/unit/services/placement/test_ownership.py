@@ -21,6 +21,14 @@ def test_four_that_came_one_after_another_begin_apart() -> None:
     assert sorted(begins_at(frozenset(part), 12) for part in parts) == [0.0, 0.25, 0.5, 0.75]
 
 
+def test_who_is_told_its_seat_begins_there_whatever_it_owns() -> None:
+    """Three came together, one after them: three of the four look alike by what they own."""
+    parts = ({5, 8, 11}, {4, 7, 10}, {0, 1, 2}, {3, 6, 9})
+    assert len({begins_at(frozenset(part), 12) for part in parts}) == 2
+    assert {begins_at(frozenset(part), 12, (n, 4)) for n, part in enumerate(parts)} == {0.0, 0.25, 0.5, 0.75}
+    assert begins_at(frozenset(), 12, (3, 4)) == 0.0
+
+
 def test_whoever_owns_all_or_nothing_begins_with_the_first() -> None:
     assert begins_at(ALL, 12) == 0.0
     assert begins_at(frozenset(), 12) == 0.0
