@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.errors import CommandError
-from cli.out import note, say, show
+from cli.out import logs_aside, note, say, show
 
 
 def pipeline(nodes: int, pods: int, against: str, runs: int, as_json: bool) -> int:
@@ -90,7 +90,9 @@ def _quickly(measuring: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _end_children_too() -> None:
-    """Asked to end, a measurement ends what it started: parts and services are processes of their own."""
+    """Asked to end, a measurement ends what it started: parts and services are processes of their own. What runs in
+    this one logs beside the answer."""
+    logs_aside()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 

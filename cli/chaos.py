@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from cli.errors import CommandError
-from cli.out import note, say, show
+from cli.out import logs_aside, note, say, show
 
 
 def chaos(rounds: int, seed: int, only: str, keep: Path | None, as_json: bool) -> int:
@@ -19,6 +19,7 @@ def chaos(rounds: int, seed: int, only: str, keep: Path | None, as_json: bool) -
         raise CommandError(f"no fault {unknown[0]!r}; there are: {', '.join(sorted(FAULTS))}")
     # Asked to end, it ends what it started: parts and services are processes of their own and would live on.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    logs_aside()
     result = asyncio.run(run(rounds, seed, only=only, keep=keep, report=note))
     if as_json:
         show(result)

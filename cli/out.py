@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from cli.errors import CommandError
 from libs.observe.logs import clean
 
@@ -33,6 +35,12 @@ def write(path: Path, text: str) -> None:
 def note(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def logs_aside() -> None:
+    """Parts of services that a command runs in its own process log to standard error: what is answered stays readable
+    by programs."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.stderr))
 
 
 def fail(text: str, *, as_json: bool) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from cli.access import kafka
 from cli.errors import CommandError
 from cli.jobs import cancel, status, submit, why
+from cli.out import logs_aside, show
 from cli.topics import table
 from libs.contracts.tenants import TenantPolicy
 from libs.contracts.topics import ALL, JOBS
@@ -253,3 +255,16 @@ def test_a_report_that_cannot_be_written_costs_a_sentence_and_not_the_figures(tm
     assert done.returncode == 1
     assert "wait mean" in done.stdout
     assert done.stderr.splitlines()[-1] == f"drystone: {report} cannot be written: No such file or directory"
+
+
+def test_what_parts_log_stands_beside_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that runs parts of services in its own process, asked for JSON."""
+    try:
+        logs_aside()
+        structlog.get_logger().warning("watch or list failed")
+        show({"broken": 0})
+    finally:
+        structlog.reset_defaults()
+    answer, beside = capsys.readouterr()
+    assert json.loads(answer) == {"broken": 0}
+    assert "watch or list failed" in beside
