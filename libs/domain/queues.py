@@ -65,12 +65,31 @@ class Eviction(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"was evicted for {self.beneficiary} by rule {self.rule} at {when:%Y-%m-%dT%H:%M:%SZ}"
 
 
+class Served(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a workload had before pods of it were evicted: milli GPU seconds, and seconds of run of the job; `at` is
+    when the last of them was told to go (seconds since the epoch)."""
+
+    gpu_milli_s: int
+    run_s: int
+    at: int
+
+
+class Spending(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What evictions in a queue may be measured by: jobs that came, evictions, and milli GPU seconds that these cost.
+    Faded as `at` of its history: jobs and evictions by a half every week, what was lost as the history."""
+
+    jobs: float = 0.0
+    evictions: float = 0.0
+    lost_milli_s: int = 0
+
+
 class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a queue, with everything below it, used over time: resource seconds, of which a half is forgotten every
     `half_life_s`, as of `at` (seconds since the epoch). `evictions` has the times (seconds since the epoch) at which
     pods of a workload were evicted within the window, by the workload's key; `recent` are the uids of those that were
     counted last, so that who decided an eviction sees it in here and counts it no longer himself. `reasons` tells for
-    whom, by workload as well: the last few, in order of time."""
+    whom, by workload as well: the last few, in order of time. `served` is what workloads had before they were evicted,
+    by workload too; one that is not in it counts as new. `spending` is of the queue itself, not of those below it."""
 
     path: str
     at: float = 0.0
@@ -81,6 +100,8 @@ class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     evictions: dict[str, tuple[int, ...]] = {}
     recent: tuple[str, ...] = ()
     reasons: dict[str, tuple[Eviction, ...]] = {}
+    served: dict[str, Served] = {}
+    spending: Spending = Spending()
 
 
 def ancestors(path: str) -> list[str]:

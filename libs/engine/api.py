@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +18,8 @@ from libs.domain.topology import LEVELS, Level, Topology
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.verdicts import Verdict
 from libs.domain.volumes import Claim
+from libs.engine.fair.ask import Place
+from libs.engine.fair.little import LittleService
 from libs.engine.fair.shares import Shares
 from libs.engine.precision.table import GpuModel
 
@@ -116,10 +118,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Where a job is to start, on room that is there or comes free by itself."""
+    """Where a job is to start, on room that is there or comes free by itself. `yielding`: nobody declared when that is,
+    and all who are in the way save their work, so that they yield to the job once it has waited too long."""
 
     placements: tuple[Placement, ...]
     start: Start
+    yielding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,9 @@ class EngineConfig:
     fairness: int = 100
     history: int = 0
     overdue_s: float = 129_600.0
+    #: Who has had little goes first, and who has had much yields; None: attained service counts for nothing. Of it,
+    #: `overdue_s` is the one above.
+    little: LittleService | None = None
     levels: tuple[Level, ...] = LEVELS
     gpu_models: tuple[GpuModel, ...] = ()
 
@@ -236,6 +243,15 @@ class Engine(Protocol):
 
     def kept(self) -> Mapping[str, frozenset[str]]:
         """Job key -> nodes on which room is kept for it."""
+        ...
+
+    def place(self, head: JobHead, now: float, gpus: float = 0.0) -> Place:
+        """Where a job that waits stands within its queue; `gpus` is all that it asks for."""
+        ...
+
+    def line_seen(self, gpus: float, waits: Callable[[str], bool], now: float) -> set[str]:
+        """All who wait ask for so many GPUs; `waits` knows them by job key. Whose place changed since without their
+        doing."""
         ...
 
     @property

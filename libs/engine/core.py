@@ -7,13 +7,14 @@ is superfluous; the same facts and jobs give the same decisions, in whatever ord
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Final
 
-from libs.domain.jobs import Task
+from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import Node
 from libs.domain.queues import Queue, QueueHistory
+from libs.domain.resources import WHOLE
 from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
@@ -21,7 +22,7 @@ from libs.engine.actions.owed import owed
 from libs.engine.api import Decision, EngineConfig, PendingJob, Placement, Reserved, RunningTask
 from libs.engine.ask import ask_key
 from libs.engine.consolidate.plan import Limits
-from libs.engine.fair import Line, Shares, amounts_of, asked, place
+from libs.engine.fair import Line, Place, Shares, amounts_of, asked, everything
 from libs.engine.filters import CODES
 from libs.engine.mix import MixState
 from libs.engine.reserve import backfill, reserve
@@ -65,6 +66,7 @@ class PlacementEngine:
         self._session.queues.history_seen(history)
         if history.recent:
             self._session.running.told(history.recent)
+        self._session.service.changed()
 
     def pod_seen(self, task: RunningTask) -> None:
         self._session.running.seen(task)
@@ -123,8 +125,8 @@ class PlacementEngine:
 
     def _in_line(self, jobs: list[PendingJob], decisions: Mapping[int, Decision]) -> Iterator[int]:
         """Whose turn it is, one after the other; what was decided counts as used by then."""
-        now, overdue_s = self._session.now, self._session.config.overdue_s
-        places = [place(job.head, now, overdue_s) for job in jobs]
+        now, service = self._session.now, self._session.service
+        places = [service.place(job.head, now, self._gpus(job)) for job in jobs]
         if len({job.head.queue for job in jobs}) < 2 or self._session.queues.shares.silent:
             yield from sorted(range(len(jobs)), key=places.__getitem__)
             return
@@ -135,6 +137,27 @@ class PlacementEngine:
             yield entry.key
             for placement in decisions[entry.key].placements:
                 line.charge(entry.path, amounts_of(placement.charge))
+
+    def _gpus(self, job: PendingJob) -> float:
+        """All that it asks for, where that may matter."""
+        if self._session.now - job.head.created < self._session.config.overdue_s:
+            return 0.0
+        return everything(job.tasks)[0] / WHOLE
+
+    def place(self, head: JobHead, now: float, gpus: float = 0.0) -> Place:
+        return self._session.service.place(head, now, gpus)
+
+    def line_seen(self, gpus: float, waits: Callable[[str], bool], now: float) -> set[str]:
+        service = self._session.service
+        service.waiting = gpus
+        service.keep(waits)
+        service.review(now)
+        moved, service.moved = service.moved, set()
+        return moved
+
+    def turns(self, head: JobHead, now: float) -> float:
+        """In how many seconds a job that waits will have waited too long; not above 0 where it has."""
+        return self._session.service.turns(head, now)
 
     @property
     def shares(self) -> Shares:

@@ -21,6 +21,8 @@ from libs.domain.jobs import Task
 from libs.domain.resources import Charge
 from libs.engine import gang
 from libs.engine.actions.fill import fill
+from libs.engine.actions.rights import Right
+from libs.engine.actions.room import least_of, rights_of
 from libs.engine.api import PendingJob, Placement, Reserved, RunningTask, Start
 from libs.engine.fair.runs import UNKNOWN, Basis, End
 from libs.engine.feasible import Feasibility
@@ -69,6 +71,7 @@ def _reserve(session: Session, job: PendingJob) -> Reserved | None:
     placed: list[Task] = []
     ends: list[End] = []
     nodes: dict[Feasibility, _Nodes] = {}
+    leaving: list[RunningTask] = []
     try:
         for task in gang.order(door.usable, need):
             if placed and need.met(placed):
@@ -90,6 +93,7 @@ def _reserve(session: Session, job: PendingJob) -> Reserved | None:
                 continue
             for gone in room.leaving:
                 statement.evict(gone, ())
+            leaving += room.leaving
             charge = _charge(session, view, room.row)
             if charge is None:
                 return None
@@ -100,9 +104,22 @@ def _reserve(session: Session, job: PendingJob) -> Reserved | None:
             ends.append(room.last)
         if not placed or not need.met(placed):
             return None
-        return Reserved(tuple(placements), start_of(ends))
+        return Reserved(tuple(placements), start_of(ends), _yielding(session, job, door.usable, leaving))
     finally:
         statement.rollback()
+
+
+def _yielding(session: Session, job: PendingJob, tasks: Sequence[Task], leaving: Sequence[RunningTask]) -> bool:
+    """Whether all who are in the way yield to the job when it is overdue, and somebody does not say when it ends."""
+    if session.service.rules is None or not leaving:
+        return False
+    declared = [session.runs.end_of(task, session.now).basis is Basis.DECLARED for task in leaving]
+    if all(declared):
+        return False
+    rights = rights_of(session, job, least_of(session, list(tasks), gang.minimum(job)))
+    return all(
+        task.ours and task.preemptible and task.checkpoint_s and rights.of(task) is not Right.NONE for task in leaving
+    )
 
 
 def _charge(session: Session, view: Feasibility, row: int) -> Charge | None:

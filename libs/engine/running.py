@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from libs.domain.queues import QueueHistory, ancestors
+from libs.domain.queues import QueueHistory, Served, ancestors
 from libs.engine.api import RunningTask
 
 #: A history as of this long after a pod was seen to go has it, whether it names the pod or not.
@@ -40,6 +40,9 @@ class _Going:
     at: float
     ended: float | None = None
     doubted: float | None = None
+    #: What it had by then: milli GPU seconds, seconds.
+    gpu_milli_s: float = 0.0
+    run_s: float = 0.0
 
 
 class RunningBook:
@@ -53,6 +56,8 @@ class RunningBook:
         self.by_workload: dict[str, set[str]] = {}
         #: How many pods each queue has.
         self.by_queue: dict[str, int] = {}
+        #: Milli GPUs of all of them.
+        self.gpu_milli = 0
         self.marked: set[str] = set()
         self.clock = 0.0
         #: By workload and uid.
@@ -78,13 +83,16 @@ class RunningBook:
         if old is None:
             self._fresh.add(task.uid)
             self.by_queue[task.queue] = self.by_queue.get(task.queue, 0) + 1
+            self.gpu_milli += task.charge.gpu_milli
+        elif old.charge is not task.charge:
+            self.gpu_milli += task.charge.gpu_milli - old.charge.gpu_milli
         self.by_uid[task.uid] = task
         self.by_node.setdefault(task.node, {})[task.uid] = task
         if task.job:
             self.by_job.setdefault(task.job, {})[task.uid] = task
         self.by_workload.setdefault(workload(task), set()).add(task.uid)
         if task.marked and task.uid not in self._told:
-            going = self._evicted.setdefault(workload(task), {}).setdefault(task.uid, _Going(self.clock))
+            going = self._evicted.setdefault(workload(task), {}).setdefault(task.uid, _going(task, self.clock))
             going.doubted = None
         elif (known := self._evicted.get(workload(task))) is not None and (left := known.get(task.uid)) is not None:
             # Unmarked: it stays after all, or its beneficiary has its room and only the word of its end is late.
@@ -110,6 +118,7 @@ class RunningBook:
                 pods.pop(task.uid, None)
                 if not pods:
                     del index[key]
+        self.gpu_milli -= task.charge.gpu_milli
         self.by_queue[task.queue] -= 1
         if not self.by_queue[task.queue]:
             del self.by_queue[task.queue]
@@ -256,6 +265,38 @@ class RunningBook:
         times = sorted(at for at in times if self.clock - at < window_s)
         return times if task.gang_min <= 1 else _together(times)
 
+    def untold(self) -> int:
+        """Workloads of which pods were evicted, or are to be, without the histories having it."""
+        found = {workload(task) for uid in self.marked if uid not in self._told and (task := self.by_uid.get(uid))}
+        found.update(key for key, known in self._evicted.items() if any(uid not in self._told for uid in known))
+        return len(found)
+
+    def served(self, key: str, history: QueueHistory | None, now: float) -> Served | None:
+        """What a workload has had until `now`, in attempts that were ended by evictions and in what runs; None where
+        nothing is known of it. `run_s` and `at` are of the former."""
+        before = history.served.get(key) if history is not None else None
+        uids = self.by_workload.get(key)
+        known = self._evicted.get(key)
+        if before is None and not uids and not known:
+            return None
+        milli_s = run_s = at = 0.0
+        if before is not None:
+            milli_s, run_s, at = before.gpu_milli_s, before.run_s, before.at
+        told = history.at - HISTORY_LAGS_S if history is not None else 0.0
+        counted: set[str] = set()
+        longest = 0.0
+        for uid, going in known.items() if known else ():
+            if uid not in self._told and not self._is_old(uid, going, told):
+                counted.add(uid)
+                milli_s += going.gpu_milli_s
+                longest = max(longest, going.run_s)
+                at = max(at, going.at)
+        for uid in uids or ():
+            task = self.by_uid[uid]
+            if uid not in counted and uid not in self._told and task.started > 0:
+                milli_s += task.charge.gpu_milli * max(0.0, now - task.started)
+        return Served(round(milli_s), round(run_s + longest), round(at))
+
     def _is_old(self, uid: str, going: _Going, told: float) -> bool:
         """Whether it counts no more: the history has it, or it was not evicted in the end."""
         if going.ended is not None:
@@ -277,6 +318,11 @@ class RunningBook:
                     del known[uid]
             if not known:
                 del self._evicted[key]
+
+
+def _going(task: RunningTask, now: float) -> _Going:
+    run_s = max(0.0, now - task.started) if task.started > 0 and now else 0.0
+    return _Going(now, gpu_milli_s=task.charge.gpu_milli * run_s, run_s=run_s)
 
 
 def _place(task: RunningTask) -> tuple[str, str, str, str]:

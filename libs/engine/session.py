@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from typing import Any, Final
 
 from libs.domain.jobs import Task
-from libs.domain.resources import Charge
+from libs.domain.resources import WHOLE, Charge
 from libs.domain.usage import NodeUse
 from libs.domain.verdicts import FITS, Verdict
 from libs.engine import explain
@@ -19,6 +19,7 @@ from libs.engine.ask import Ask, AskKey, ask_key
 from libs.engine.consolidate.credit import Credit
 from libs.engine.consolidate.keeping import Keeping
 from libs.engine.draw import Draw
+from libs.engine.fair.book import ServiceBook
 from libs.engine.fair.runs import Runs
 from libs.engine.feasible import Feasibility
 from libs.engine.mix import TypicalMix
@@ -47,6 +48,9 @@ class Session:
         self.running = RunningBook()
         self.book = Book(self.snapshot)
         self.runs = Runs()
+        self.service = ServiceBook(
+            config.little, config.overdue_s, self.running, self.queues, lambda: self.snapshot.total()[0] / WHOLE
+        )
         self.mix = TypicalMix(config.typical, config.mix_slots)
         self._draw = Draw(config.seed)
         self.precisions = PrecisionDemand(config.mix_slots)

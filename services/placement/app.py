@@ -60,6 +60,7 @@ class Placement:
             fairness=settings.placement_fairness,
             history=settings.placement_history,
             overdue_s=settings.placement_overdue_s,
+            little=settings.little_service,
             levels=levels_of(settings.placement_topology_levels),
             gpu_models=gpu_models_of(settings.placement_gpu_models),
         )

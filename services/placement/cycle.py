@@ -223,7 +223,7 @@ class Cycle:
                 reserved = engine.reserve(pending[job.head.key], self._clock.wall())
                 if reserved is None:
                     self._reservations.refused(job, now)
-                else:
+                elif not self._reservations.yielding(job, reserved, now):
                     evictions.append(self._reserve(job, reserved, state.tenures[job.partition]))
             if plans:
                 await self._commits.plans(plans)

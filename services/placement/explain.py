@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 import time as _time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from libs.contracts.events import QueueLine
 from libs.domain.line import Turn
 from libs.domain.queues import Quota, ancestors
+from libs.domain.resources import WHOLE
 from libs.engine.api import Start
 from libs.engine.fair import NOTHING, Amounts, Line, Place, asked, everything, plus
+from libs.engine.fair.little import LEVELS
 from libs.engine.fair.shares import parent_of
 from services.placement.jobs import Job
 from services.placement.lines import QUEUES, Elsewhere, Heard, told_of
@@ -183,6 +185,7 @@ class Explainer:
                 break
             picture.overall[entry.key] = number
             line.charge(entry.path, entry.ask)
+        self._age(demand, wall)
         picture.kept = tuple(sorted(state.view.engine.kept()))
         picture.longest = state.view.engine.longest_left(wall)
         picture.longest_of_all = state.view.engine.longest_left(wall, gpus=False)
@@ -191,6 +194,17 @@ class Explainer:
         self._starts = {queue: start for queue, start in self._starts.items() if queue in picture.lines}
         self._owed = {queue: proof for queue, proof in self._owed.items() if queue in picture.lines}
         self._picture = picture
+
+    def _age(self, demand: Mapping[str, Amounts], wall: float) -> None:
+        """Who has waited too long follows from how much is asked for in all."""
+        state = self._state
+        pending = state.pending
+        asked_for = sum(amounts[0] for path, amounts in demand.items() if not parent_of(path)) / WHOLE
+        for key in state.view.engine.line_seen(asked_for, pending.jobs.__contains__, wall):
+            job = pending.jobs.get(key)
+            if job is not None:
+                state.waiting.aged(job)
+                pending.moved(job)
 
     def lines_of(self, partition: int) -> tuple[QueueLine, ...]:
         """Who waits in a partition of ours, for the other replicas; as last looked at."""
@@ -335,7 +349,9 @@ def sentence(turn: Turn) -> str:
 def _why(mine: Place, theirs: Place) -> str:
     if theirs[0] < mine[0]:
         return "has waited past the limit"
-    return "higher priority" if theirs[1] < mine[1] else "older"
+    if theirs[1] // LEVELS < mine[1] // LEVELS:
+        return "higher priority"
+    return "has had less" if theirs[1] < mine[1] else "older"
 
 
 def _clock(at: float) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from libs.contracts.events import JobChanged
 from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import newer
+from libs.domain.resources import WHOLE
 from libs.domain.verdicts import Verdict
 from libs.engine.api import PendingJob, Start
 from libs.engine.fair import NOTHING, Line, Place, Shares, asked, everything, place
@@ -127,6 +128,7 @@ class Pending:
         self.attention = attention or Attention()
         self.wall: Callable[[], float] = lambda: 0.0
         self.overdue_s = overdue_s
+        self.stands: Callable[[JobHead, float, float], Place] = lambda head, now, _: place(head, now, overdue_s)
         self._closed: set[str] = set()
         self._timers: list[tuple[float, str]] = []
 
@@ -243,7 +245,16 @@ class Pending:
 
     def place(self, job: Job) -> Place:
         """Within its queue, as things stand."""
-        return place(job.head, self.wall(), self.overdue_s)
+        now, head = self.wall(), job.head
+        # What it asks for matters to who may turn out to be overdue.
+        old = now - head.created >= self.overdue_s
+        return self.stands(head, now, everything(job.waiting)[0] / WHOLE if old else 0.0)
+
+    def moved(self, job: Job) -> None:
+        """Its place in line may be another one by now."""
+        if job.head.key in self.line:
+            self.line.discard(job.head.key)
+            self.dirty(job)
 
     def line_moved(self, queue: str) -> None:
         """Another amount of the queue is used."""

@@ -31,6 +31,8 @@ from services.placement.state import State
 #: How often heads of lines are looked at, and how soon one that got nothing is looked at again.
 TICK_S: Final = 1.0
 AGAIN_S: Final = 10.0
+#: The same where those in the way yield once it has waited too long.
+YIELDING_AGAIN_S: Final = 60.0
 #: Heads that are decided with a reservation in mind at one tick: to look where one could start takes some milliseconds.
 AT_ONCE: Final = 4
 #: Of a queue's line, so many are looked at for one whose turn it is.
@@ -169,6 +171,13 @@ class Reservations:
     def refused(self, job: Job, now: float) -> None:
         measures.RESERVATIONS.labels("refused").inc()
         self._looks[job.head.queue] = _Look(job.head.key, now + AGAIN_S)
+
+    def yielding(self, job: Job, reserved: Reserved, now: float) -> bool:
+        """Whether no room is kept for the job yet, because those in the way yield once it has waited too long."""
+        if not reserved.yielding or self._state.pending.place(job)[0] == 0:
+            return False
+        self._looks[job.head.queue] = _Look(job.head.key, now + YIELDING_AGAIN_S)
+        return True
 
     def _lapse(self, job: Job, now: float) -> None:
         """Its deadline came: the ledger ends the earmarks, or has; others have a turn."""

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from libs.contracts.hardware import GpuModelEntry, TopologyLevel, default_levels, gpu_models_of, levels_of
 from libs.contracts.tenants import TenantPolicy
+from libs.engine.fair.little import LittleService
 from libs.host.settings import CommonSettings
 
 
@@ -72,6 +73,15 @@ class PlacementSettings(CommonSettings):
     placement_history: int = Field(default=50, ge=0, le=100)
     #: A job that has waited this long is the first of its queue.
     placement_overdue_s: float = Field(default=129_600.0, gt=0, le=10_000_000)
+    #: Who has had little service goes first among jobs of a priority, and who has had much yields now and then
+    #: (docs/queues.md). Off: by age.
+    placement_little_service: bool = True
+    #: GPU seconds up to which a job counts as new; each level of service is four times the one before.
+    placement_new_gpu_s: float = Field(default=57_600.0, gt=0, le=1e12)
+    #: Evictions for little service for each job that came, at most.
+    placement_service_evictions: float = Field(default=0.3, ge=0, le=100)
+    #: They stop where evictions cost more than this share of the GPU time worked, per cent.
+    placement_service_lost_pct: float = Field(default=2.0, ge=0, le=100)
     #: Who stands first in its queue, fits nowhere and has waited this long has room kept for it.
     placement_reserve_after_s: float = Field(default=60.0, ge=0, le=86_400)
     #: How long room is kept where nobody knows when the job can start; doubled at each turn. 0: no reservations.
@@ -83,6 +93,18 @@ class PlacementSettings(CommonSettings):
     placement_gang_grace_s: float = Field(default=60.0, gt=0, le=86_400)
     #: After one broken gang yielded, the next in order waits this long for the room to help it.
     placement_gang_settle_s: float = Field(default=30.0, gt=0, le=3600)
+
+    @property
+    def little_service(self) -> LittleService | None:
+        """What the engine gets."""
+        if not self.placement_little_service:
+            return None
+        return LittleService(
+            base=self.placement_new_gpu_s,
+            overdue_s=self.placement_overdue_s,
+            evictions_per_job=self.placement_service_evictions,
+            lost=self.placement_service_lost_pct / 100,
+        )
 
     @property
     def draws_by(self) -> int:

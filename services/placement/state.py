@@ -70,6 +70,7 @@ class State:
         self.view.on_pod = self._pod
         self.view.on_freed = self._freed
         self.view.on_queue_use = self.pending.line_moved
+        self.pending.stands = lambda head, now, gpus: self.view.engine.place(head, now, gpus)
         self.waiting.place = self.pending.place
 
     # -- jobs ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Final
 from libs.domain.queues import ancestors
 from libs.domain.verdicts import Kind, Verdict, Wake
 from libs.engine.fair import Place
-from services.placement.jobs import Job, Order
+from services.placement.jobs import Job
 
 #: What voids a Never, whatever it says itself: capacity or the job's own specification changed.
 _VOIDS_NEVER = (Wake.NODE_ADDED, Wake.NODE_CHANGED, Wake.SPEC_CHANGED)
@@ -47,7 +47,7 @@ class News:
 class _Group:
     verdict: Verdict
     queue: str
-    members: list[Order] = field(default_factory=list)
+    members: list[Place] = field(default_factory=list)
     burst: int = 1
     trying: set[str] = field(default_factory=set)
     #: How many jobs wait here; `members` may hold entries of others that have left.
@@ -78,6 +78,8 @@ class Waiting:
         self._groups: dict[Hashable, _Group] = {}
         self._of: dict[str, Hashable] = {}
         self._rings: dict[str, _Ring] = {}
+        #: Where those who wait stand; entries that say otherwise are void.
+        self._places: dict[str, Place] = {}
         #: Queues with a round that is not finished.
         self.unfinished: set[str] = set()
         self.place: Callable[[Job], Place] = lambda job: (1, *job.order)
@@ -110,8 +112,8 @@ class Waiting:
         signature = self._of.get(job.head.key)
         if signature is None:
             return 0
-        order = job.order
-        return sum(1 for other in set(self._groups[signature].members) if other < order and other[2] in self._of)
+        place = self._places[job.head.key]
+        return sum(1 for other in set(self._groups[signature].members) if other < place and self._there(other))
 
     def hold(self, job: Job, signature: Hashable, verdict: Verdict) -> None:
         """The job waits, and the verdict holds for everybody who looks like it. The group's next burst is one again."""
@@ -140,48 +142,47 @@ class Waiting:
             return
         self._of[job.head.key] = signature
         group.size += 1
-        heapq.heappush(group.members, job.order)
         self._rings[group.queue].size += 1
-        self._line_up(group.queue, job)
+        self._line_up(group, job)
 
     def aged(self, job: Job) -> None:
         """Its place in line may be another one by now."""
         group = self._groups.get(self._of.get(job.head.key))
-        if group is not None:
-            self._line_up(group.queue, job)
+        if group is not None and self._places[job.head.key] != self.place(job):
+            self._line_up(group, job)
 
-    def _line_up(self, queue: str, job: Job) -> None:
-        ring = self._rings[queue]
-        heapq.heappush(ring.line, self.place(job))
+    def _there(self, place: Place) -> bool:
+        """Whether somebody waits at that place."""
+        return self._places.get(place[3]) == place
+
+    def _line_up(self, group: _Group, job: Job) -> None:
+        ring = self._rings[group.queue]
+        place = self._places[job.head.key] = self.place(job)
+        heapq.heappush(group.members, place)
+        heapq.heappush(ring.line, place)
         if len(ring.line) > 2 * ring.size + _LEFT_BEHIND:
-            # Of one job, its first place counts.
-            there: dict[str, Place] = {}
-            for place in sorted(ring.line):
-                group = self._groups.get(self._of.get(place[3]))
-                if group is not None and group.queue == queue:
-                    there.setdefault(place[3], place)
-            ring.line[:] = there.values()  # in order, so a heap
+            ring.line[:] = sorted(set(filter(self._there, ring.line)))  # in order, so a heap
 
     def first(self, queue: str) -> str | None:
         """Who waits first in the queue's line."""
         ring = self._rings.get(queue)
         while ring is not None and ring.line:
-            key = ring.line[0][3]
-            group = self._groups.get(self._of.get(key))
-            if group is not None and group.queue == queue:
-                return key
+            if self._of_queue(ring.line[0], queue):
+                return ring.line[0][3]
             heapq.heappop(ring.line)
         return None
 
     def firsts(self, queue: str, count: int) -> list[str]:
         """The first `count` who wait in the queue's line."""
         ring = self._rings.get(queue)
-        found: dict[str, None] = {}
-        for place in heapq.nsmallest(4 * count, ring.line) if ring is not None else ():
-            group = self._groups.get(self._of.get(place[3]))
-            if group is not None and group.queue == queue:
-                found[place[3]] = None
-        return list(found)[:count]
+        first = heapq.nsmallest(4 * count, ring.line) if ring is not None else ()
+        return list(dict.fromkeys(place[3] for place in first if self._of_queue(place, queue)))[:count]
+
+    def _of_queue(self, place: Place, queue: str) -> bool:
+        if not self._there(place):
+            return False
+        group = self._groups.get(self._of.get(place[3]))
+        return group is not None and group.queue == queue
 
     @property
     def queues(self) -> list[str]:
@@ -193,6 +194,7 @@ class Waiting:
         signature = self._of.pop(key, None)
         if signature is None:
             return
+        self._places.pop(key, None)
         group = self._groups[signature]
         group.trying.discard(key)
         group.size -= 1
@@ -275,22 +277,22 @@ class Waiting:
 
     def _first(self, group: _Group, count: int) -> list[str]:
         """The first `count` members in order that are not being tried. All stay members until they are placed."""
-        popped: list[Order] = []
+        popped: list[Place] = []
         found: list[str] = []
         seen: set[str] = set()
         while group.members and len(found) < count:
-            order = heapq.heappop(group.members)
-            key = order[2]
+            place = heapq.heappop(group.members)
+            key = place[3]
             signature = self._of.get(key)
-            if key in seen or signature is None or self._groups.get(signature) is not group:
+            if key in seen or signature is None or self._groups.get(signature) is not group or not self._there(place):
                 continue  # it left, or left and came back: one entry is enough
             seen.add(key)
-            popped.append(order)
+            popped.append(place)
             if key not in group.trying:
                 group.trying.add(key)
                 found.append(key)
-        for order in popped:
-            heapq.heappush(group.members, order)
+        for place in popped:
+            heapq.heappush(group.members, place)
         return found
 
     def _prune(self, signature: Hashable, group: _Group) -> None:
@@ -298,10 +300,9 @@ class Waiting:
         cannot be reached one by one: when they are most, all are looked at."""
         members = group.members
         if len(members) > 2 * group.size + _LEFT_BEHIND:
-            there = {order[2]: order for order in members if self._of.get(order[2]) == signature}
-            members[:] = there.values()
-            heapq.heapify(members)
-        while members and self._of.get(members[0][2]) != signature:
+            members[:] = {place for place in members if self._of.get(place[3]) == signature and self._there(place)}
+            members.sort()
+        while members and not (self._of.get(members[0][3]) == signature and self._there(members[0])):
             heapq.heappop(members)
         if not members and self._groups.pop(signature, None) is not None:
             ring = self._rings[group.queue]

@@ -170,6 +170,8 @@ class Pods:
             if holds and old is not None and old.holds and old.head is not None and old.head.queue != head.queue:
                 head = msgspec.structs.replace(head, queue=old.head.queue)
         pod = self.by_uid[uid] = _Pod(view, head, holds, view.version, preempted, evicted_for)
+        if head is not None and old is None and not view.ended:
+            self._tally.came(head.queue, head.key, head.workload, view.created)
         self._evicted(uid, pod, view)
         if holds:
             self._bound(uid, pod)
@@ -206,7 +208,8 @@ class Pods:
             return
         head, (beneficiary, rule) = pod.head, view.evicted_for if any(view.evicted_for) else pod.evicted_for
         reason = Eviction(head.key, beneficiary, rule, int(view.deleted)) if beneficiary else None
-        if self._tally.evicted(uid, head.queue, head.workload, view.deleted, reason) and reason is not None:
+        counted = self._tally.evicted(uid, head.queue, head.workload, view.deleted, reason, head.key, head.checkpoint_s)
+        if counted and reason is not None:
             self._changes().evicted(head, reason, f"{view.namespace}/{view.name}")
 
     def held_by(self, jobs: Collection[str]) -> dict[str, int]:

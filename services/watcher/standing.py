@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from libs.domain.jobs import Phase
-from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, ancestors
+from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, Served, Spending, ancestors
 from libs.domain.resources import WHOLE
 from libs.kube import trainingjobs
 from libs.kube.grouping import Known, resolve_queue
@@ -22,12 +22,26 @@ from services.watcher.decide import Picture
 CONSISTENT: Final = "Consistent"
 
 
+class _Spending(msgspec.Struct, rename="camel"):
+    jobs: float = 0.0
+    evictions: float = 0.0
+    lost_gpu_milli_seconds: int = 0
+
+
+class _Served(msgspec.Struct, rename="camel"):
+    workload: str
+    gpu_milli_seconds: int = 0
+    run_seconds: int = 0
+    at: int = 0
+
+
 class _History(msgspec.Struct, rename="camel"):
     at: float = 0.0
     half_life_seconds: int = 0
     gpu_milli_seconds: int = 0
     cpu_milli_seconds: int = 0
     memory_mib_seconds: int = 0
+    spending: _Spending = msgspec.field(default_factory=_Spending)
 
 
 class _Evicted(msgspec.Struct):
@@ -45,6 +59,7 @@ class _Condition(msgspec.Struct, rename="camel"):
 class _Status(msgspec.Struct):
     history: _History | None = None
     evictions: tuple[_Evicted, ...] = ()
+    served: tuple[_Served, ...] = ()
     conditions: tuple[_Condition, ...] = ()
 
 
@@ -84,6 +99,12 @@ def kept(raw: bytes) -> tuple[str, Kept]:
                 mem_mib_s=max(past.memory_mib_seconds, 0),
                 evictions={one.workload: one.times for one in status.evictions if one.times},
                 reasons={one.workload: one.reasons for one in status.evictions if one.reasons},
+                served={o.workload: Served(o.gpu_milli_seconds, o.run_seconds, o.at) for o in status.served},
+                spending=Spending(
+                    max(past.spending.jobs, 0.0),
+                    max(past.spending.evictions, 0.0),
+                    max(past.spending.lost_gpu_milli_seconds, 0),
+                ),
             )
         for condition in status.conditions:
             if condition.type == CONSISTENT:
@@ -167,8 +188,17 @@ def _one(
             "gpuMilliSeconds": past.gpu_milli_s,
             "cpuMilliSeconds": past.cpu_milli_s,
             "memoryMibSeconds": past.mem_mib_s,
+            "spending": {
+                "jobs": past.spending.jobs,
+                "evictions": past.spending.evictions,
+                "lostGpuMilliSeconds": past.spending.lost_milli_s,
+            },
         },
         "evictions": [_evicted(key, times, past.reasons.get(key, ())) for key, times in past.evictions.items()],
+        "served": [
+            {"workload": key, "gpuMilliSeconds": had.gpu_milli_s, "runSeconds": had.run_s, "at": had.at}
+            for key, had in past.served.items()
+        ],
     }
 
 

@@ -16,9 +16,10 @@ from typing import Final
 import msgspec
 
 from libs.contracts.events import HistoryFact
-from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, ancestors
+from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, Served, Spending, ancestors
 from libs.domain.resources import Charge
 from libs.engine.fair import decay
+from libs.engine.fair.budget import HALF_LIFE_S as BUDGET_HALF_LIFE_S
 
 #: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
 MOST_WORKLOADS: Final = 256
@@ -27,7 +28,9 @@ MOST_TIMES: Final = 64
 #: many seconds are one.
 MOST_REASONS: Final = 4
 _TOGETHER_S: Final = 60
-#: Evicted pods that are remembered by uid, so that each counts once.
+#: What a workload had before it was evicted is forgotten so long after.
+SERVED_S: Final = 90 * 86_400
+#: Evicted pods that are remembered by uid, and jobs that came, so that each counts once.
 _COUNTED: Final = 20_000
 #: Evictions of one queue that are told by uid: the last so many, of the last so many seconds.
 _MOST_RECENT: Final = 512
@@ -37,10 +40,14 @@ _NO_QUEUE: Final = Queue("")
 
 @dataclass(slots=True)
 class _Account:
-    """milli GPU seconds, milli CPU seconds, MiB seconds as of `at`."""
+    """milli GPU seconds, milli CPU seconds, MiB seconds as of `at`; and as of then, of the queue alone, what evictions
+    are measured by."""
 
     at: float
     used: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    jobs: float = 0.0
+    evictions: float = 0.0
+    lost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,13 @@ class Tally:
         self._moved: set[str] = set()
         self._kept_at = float("-inf")
         #: Evicted pods that the first lists showed: whether they are news is known when it is known what was kept.
-        self._early: list[tuple[str, str, str, float, Eviction | None]] = []
+        self._early: list[tuple[str, str, str, float, Eviction | None, str, int]] = []
+        #: What workloads had before they were evicted, by path; and the job of the pod that went last.
+        self._served: dict[str, dict[str, Served]] = {}
+        self._went: dict[str, str] = {}
+        #: Jobs that were counted as they came, and those that the first lists showed: (path, job, workload, created).
+        self._came: dict[str, None] = {}
+        self._came_early: list[tuple[str, str, str, float]] = []
         self.begun = False
         #: Counts evictions that were news.
         self.news = 0
@@ -86,12 +99,16 @@ class Tally:
         for path, history in kept.items():
             account = self._accounts[path] = _Account(min(history.at, now))
             account.used = [float(history.gpu_milli_s), float(history.cpu_milli_s), float(history.mem_mib_s)]
+            account.jobs, account.evictions = history.spending.jobs, history.spending.evictions
+            account.lost = float(history.spending.lost_milli_s)
             self._advance(account, (0, 0, 0), now)
             self._kept_at = max(self._kept_at, history.at)
             for workload, times in history.evictions.items():
                 self._evictions.setdefault(path, {})[workload] = list(times)
             for workload, reasons in history.reasons.items():
                 self._reasons.setdefault(path, {})[workload] = list(reasons[-MOST_REASONS:])
+            if history.served:
+                self._served[path] = dict(history.served)
         for held in self._held.values():
             for path in ancestors(held.path):
                 since = kept[path].at if path in kept else 0.0
@@ -105,6 +122,12 @@ class Tally:
         for one in self._early:
             self.evicted(*one)
         self._early.clear()
+        for came in self._came_early:
+            if came[3] > self._kept_at:
+                self.came(*came)
+            else:
+                self._came[came[1]] = None
+        self._came_early.clear()
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -132,11 +155,33 @@ class Tally:
         if held is not None:
             self._shift(held, -1)
 
-    def evicted(self, uid: str, path: str, workload: str, at: float, reason: Eviction | None = None) -> bool:
-        """A pod was made to go for others; whether that is news. `at` is in whole seconds, as the API server has it.
-        `reason` None: nobody knows for whom."""
+    def came(self, path: str, job: str, workload: str, created: float) -> None:
+        """A pod of the job was seen for the first time. A job counts once, and not again when it was evicted."""
         if not self.begun:
-            self._early.append((uid, path, workload, at, reason))
+            self._came_early.append((path, job, workload, created))
+            return
+        if job in self._came or workload in self._served.get(path, ()):
+            return
+        self._came[job] = None
+        while len(self._came) > _COUNTED:
+            del self._came[next(iter(self._came))]
+        self._account(path).jobs += 1.0
+        self._moved.add(path)
+
+    def evicted(
+        self,
+        uid: str,
+        path: str,
+        workload: str,
+        at: float,
+        reason: Eviction | None = None,
+        job: str = "",
+        checkpoint_s: int = 0,
+    ) -> bool:
+        """A pod was made to go for others; whether that is news. `at` is in whole seconds, as the API server has it.
+        `reason` None: nobody knows for whom. Pods of a job that go within a minute are one eviction of it."""
+        if not self.begun:
+            self._early.append((uid, path, workload, at, reason, job, checkpoint_s))
             return False
         if uid in self._counted:
             return False
@@ -147,6 +192,7 @@ class Tally:
         if at < self._kept_at - 2 or (at <= self._kept_at and int(at) in known):
             return False  # the leader before counted it
         times = self._evictions.setdefault(path, {}).setdefault(workload, [])
+        self._spend(uid, path, workload, at, job, checkpoint_s)
         times.append(int(at))
         times.sort()
         del times[:-MOST_TIMES]
@@ -157,6 +203,21 @@ class Tally:
         self.news += 1
         return True
 
+    def _spend(self, uid: str, path: str, workload: str, at: float, job: str, checkpoint_s: int) -> None:
+        """What the pod had by then, and what of it is lost."""
+        account, held = self._account(path), self._held.get(uid)
+        run = max(0.0, at - held.started) if held is not None and held.started > 0 else 0.0
+        milli = held.amounts[0] if held is not None else 0
+        served = self._served.setdefault(path, {})
+        had = served.get(workload, Served(0, 0, 0))
+        together = bool(job) and self._went.get(workload) == job and at - had.at <= _TOGETHER_S
+        # Of a gang its pods had as long as each of them.
+        run_s = had.run_s if together else had.run_s + round(run)
+        served[workload] = Served(had.gpu_milli_s + round(milli * run), run_s, max(had.at, int(at)))
+        self._went[workload] = job
+        account.evictions += not together
+        account.lost += milli * (run % checkpoint_s if checkpoint_s else run)
+
     def renamed(self, old: str, new: str) -> None:
         """A queue moved within the tree: what it used is its own and goes along."""
         now = self._now()
@@ -165,6 +226,9 @@ class Tally:
             self._advance(account, self._rates.get(old, (0, 0, 0)), now)
             other = self._account(new)
             other.used = [a + b for a, b in zip(other.used, account.used, strict=True)]
+            other.jobs, other.evictions = other.jobs + account.jobs, other.evictions + account.evictions
+            other.lost += account.lost
+        self._served.setdefault(new, {}).update(self._served.pop(old, {}))
         for workload, times in self._evictions.pop(old, {}).items():
             kept = self._evictions.setdefault(new, {}).setdefault(workload, [])
             kept[:] = sorted([*kept, *times])[-MOST_TIMES:]
@@ -211,6 +275,8 @@ class Tally:
             evictions={workload: tuple(times) for workload, times in sorted(self._evictions.get(path, {}).items())},
             recent=self._counted_last(path),
             reasons={workload: tuple(known) for workload, known in sorted(self._reasons.get(path, {}).items())},
+            served=dict(sorted(self._served.get(path, {}).items())),
+            spending=Spending(round(account.jobs, 3), round(account.evictions, 3), max(0, round(account.lost))),
         )
 
     def _counted_last(self, path: str) -> tuple[str, ...]:
@@ -266,13 +332,20 @@ class Tally:
             return
         left, span = decay.left(passed, self.half_life_s), decay.span(passed, self.half_life_s)
         account.used = [used * left + amount * span for used, amount in zip(account.used, rate, strict=True)]
+        slowly = decay.left(passed, BUDGET_HALF_LIFE_S)
+        account.jobs, account.evictions, account.lost = (
+            account.jobs * slowly,
+            account.evictions * slowly,
+            account.lost * left,
+        )
         account.at = now
 
     def _prune(self, path: str, before: float) -> bool:
         """Forget evictions older than the window, and the least recent workloads beyond the most; whether any was."""
+        forgotten = self._forget_served(path)
         known = self._evictions.get(path)
         if known is None:
-            return False
+            return forgotten
         count = sum(map(len, known.values()))
         for workload, times in list(known.items()):
             times[:] = [at for at in times if at >= before]
@@ -288,10 +361,24 @@ class Tally:
                 del reasons[workload]
         if not reasons:
             self._reasons.pop(path, None)
-        changed = count != sum(map(len, known.values()))
+        changed = forgotten or count != sum(map(len, known.values()))
         if not known:
             del self._evictions[path]
         return changed
+
+    def _forget_served(self, path: str) -> bool:
+        served = self._served.get(path)
+        if not served:
+            return False
+        before = self._now() - SERVED_S
+        last = sorted(served, key=lambda one: served[one].at)
+        gone = [n for n, one in enumerate(last) if n < len(last) - MOST_WORKLOADS or served[one].at < before]
+        for n in gone:
+            del served[last[n]]
+            self._went.pop(last[n], None)
+        if not served:
+            del self._served[path]
+        return bool(gone)
 
 
 def _remember(known: list[Eviction], new: Eviction) -> None:

@@ -10,6 +10,7 @@ from libs.engine.actions.consolidate import consolidate
 from libs.engine.actions.expect import expect
 from libs.engine.actions.preempt import preempt
 from libs.engine.actions.reclaim import reclaim
+from libs.engine.actions.service import service
 from libs.engine.actions.shrink import shrink
 
 ACTIONS: Final[tuple[Action, ...]] = (
@@ -19,4 +20,5 @@ ACTIONS: Final[tuple[Action, ...]] = (
     shrink,
     reclaim,
     preempt,
+    service,
 )

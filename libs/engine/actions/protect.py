@@ -128,7 +128,7 @@ def words(counts: Mapping[Shield, int], until: Mapping[Shield, float]) -> str:
     for shield in Shield:
         if counts.get(shield):
             pods = "" if said else f" pod{'s' if counts[shield] > 1 else ''} protected"
-            end = f" until {_utc(until[shield])}" if shield in until else ""
+            end = f" until {utc(until[shield])}" if shield in until else ""
             said.append(f"{counts[shield]}{pods} {shield}{end}")
     return ", ".join(said)
 
@@ -144,5 +144,6 @@ def told(verdict: Verdict, protected: str, until: float) -> Verdict:
     return msgspec.structs.replace(verdict, message=message, wakes_on=wakes, until=until)
 
 
-def _utc(at: float) -> str:
+def utc(at: float) -> str:
+    """As the API server writes times."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

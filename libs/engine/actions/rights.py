@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from libs.domain.queues import Quota, ancestors
 from libs.domain.resources import Charge
@@ -30,6 +31,11 @@ class Right(enum.Enum):
     NONE = 0
     PRIORITY = 1
     RECLAIM = 2
+    #: Of the same priority where a lower one would yield: something else has to decide.
+    ALIKE = 3
+
+
+_BY_PRIORITY: Final = frozenset({Right.PRIORITY, Right.ALIKE})
 
 
 def amounts_of(charges: Sequence[Charge]) -> Amounts:
@@ -76,10 +82,11 @@ class Rights:
         """Whether some running pod may be taken by one of these, protection aside."""
         if Right.RECLAIM in rights and Right.RECLAIM in self._rights.values():
             return True
-        if Right.PRIORITY not in rights:
+        if rights.isdisjoint(_BY_PRIORITY):
             return False
         floors = self._session.running.floors()
-        return bool(floors) and min(floors.values()) < self.priority
+        lowest = min(floors.values(), default=self.priority + 1)
+        return lowest < self.priority or (lowest == self.priority and Right.ALIKE in rights)
 
     def of(self, task: RunningTask) -> Right:
         """By what right the room of this pod may be taken, protection aside."""
@@ -87,7 +94,7 @@ class Rights:
         if right is None:  # it stood above nothing when this was made, and a decision only takes
             right = self._rights[task.queue] = self._right(task.queue)
         if right is Right.PRIORITY and task.priority >= self.priority:
-            return Right.NONE
+            return Right.ALIKE if task.priority == self.priority else Right.NONE
         if right is Right.RECLAIM and self._by_model and not self._model_claimable(task):
             return Right.NONE
         return right

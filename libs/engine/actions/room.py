@@ -9,8 +9,9 @@ were. Nobody is evicted for tasks of an elastic job above its minimum.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from libs.domain.jobs import Task
 from libs.domain.plans import Victim
@@ -37,12 +38,22 @@ _PLACINGS: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`name` is what the plan says. `rights` are those that count; with `surplus` only tasks above minima yield."""
+    """`name` is what the plan says. `rights` are those that count; with `surplus` only tasks above minima yield; with
+    `single` one unit goes or none, the smallest that will do."""
 
     name: str
     rights: frozenset[Right]
     surplus: bool = False
     priority_first: bool = False
+    single: bool = False
+
+
+class Only(NamedTuple):
+    """Those alone whom a rule may take, by uid, and where they are. `mark` tells such sets of one pass apart."""
+
+    uids: frozenset[str]
+    nodes: frozenset[str]
+    mark: Hashable = None
 
 
 SHRINK: Final = Rule("shrink", frozenset({Right.PRIORITY, Right.RECLAIM}), surplus=True)
@@ -50,7 +61,9 @@ RECLAIM: Final = Rule("reclaim", frozenset({Right.RECLAIM}))
 PRIORITY: Final = Rule("priority", frozenset({Right.PRIORITY, Right.RECLAIM}), priority_first=True)
 
 
-def make_room(session: Session, job: PendingJob, refused: Decision, rule: Rule) -> Decision | None:
+def make_room(
+    session: Session, job: PendingJob, refused: Decision, rule: Rule, only: Only | None = None
+) -> Decision | None:
     """The eviction that lets the job's minimum start, with the placements that its room is for; None where there is
     none by this rule."""
     if not may_ask(job, refused):
@@ -68,10 +81,17 @@ def make_room(session: Session, job: PendingJob, refused: Decision, rule: Rule) 
     if not rights.any(rule.rights):
         return None
     alone = len(tasks) == 1
-    hopeless = ("hopeless", rule.name, session.feasible(tasks[0]), job.head.priority, job.head.queue)
+    hopeless = (
+        "hopeless",
+        rule.name,
+        only and only.mark,
+        session.feasible(tasks[0]),
+        job.head.priority,
+        job.head.queue,
+    )
     if alone and session.memo.get(hopeless) == session.snapshot.version:
         return None
-    found = Attempt(session, job, need, tasks, rule, rights).best()
+    found = Attempt(session, job, need, tasks, rule, rights, only).best()
     if found is None and alone:
         session.memo[hopeless] = session.snapshot.version
     return found
@@ -132,7 +152,14 @@ class _Found:
 
 class Attempt:
     def __init__(
-        self, session: Session, job: PendingJob, need: gang.Minimum, tasks: list[Task], rule: Rule, rights: Rights
+        self,
+        session: Session,
+        job: PendingJob,
+        need: gang.Minimum,
+        tasks: list[Task],
+        rule: Rule,
+        rights: Rights,
+        only: Only | None = None,
     ) -> None:
         self._session = session
         self._job = job
@@ -140,8 +167,9 @@ class Attempt:
         self._tasks = tasks
         self._rule = rule
         self._rights = rights
+        self._only = only
         self._chain = session.queues.chain(job.head.queue)
-        self._appraiser = Appraiser(session.now, rule.priority_first)
+        self._appraiser = Appraiser(session.now, rule.priority_first, rule.single)
         self._protection = protection(session)
 
     def best(self) -> Decision | None:
@@ -211,6 +239,8 @@ class Attempt:
                 if need.together:
                     alike = min(alike, max(1, need.total - len(placed)))
                 choice = self._search(view).best(tally, alike)
+                if choice is not None and units and self._rule.single:
+                    return None
                 if choice is None:
                     if not need.together or all(t.request == task.request for t in ordered):
                         break
@@ -266,18 +296,28 @@ class Attempt:
     def _search(self, view: Feasibility) -> Search:
         """One search serves all alike jobs of a pass: in it, pods are only marked and room is only taken."""
         session, rule = self._session, self._rule
-        key = ("search", rule.name, view, self._job.head.priority, self._job.head.queue, self._rights.asked)
+        only = self._only
+        key = (
+            "search",
+            rule.name,
+            only and only.mark,
+            view,
+            self._job.head.priority,
+            self._job.head.queue,
+            self._rights.asked,
+        )
         search: Search | None = session.memo.get(key)
         if search is None:
             finder = Finder(
-                session.running, view, self._chain, session.book, self.may, self._appraiser, rule.surplus
+                session.running, view, self._chain, session.book, self.may, self._appraiser, rule.surplus, rule.single
             )  # fmt: skip
-            search = session.memo[key] = Search(session, view, finder)
+            search = session.memo[key] = Search(session, view, finder, only.nodes if only is not None else None)
         return search
 
     def may(self, task: RunningTask) -> bool:
         return (
             task.ours
+            and (self._only is None or task.uid in self._only.uids)
             and self._session.running.stays(task)
             and self._rights.of(task) in self._rule.rights
             and (not self._rule.surplus or elastic(task))

@@ -28,16 +28,20 @@ class Search:
     pod of each of ten gangs, and by ten single pods if these lose less.
     """
 
-    def __init__(self, session: Session, view: Feasibility, finder: Finder) -> None:
+    def __init__(
+        self, session: Session, view: Feasibility, finder: Finder, nodes: frozenset[str] | None = None
+    ) -> None:
+        """`nodes`: the only ones that are looked at; None: all."""
         self._session = session
         self._view = view
         self._finder = finder
         self._looked = 0
         view.refresh()
-        rows = session.snapshot.rows
+        rows, by_node = session.snapshot.rows, session.running.by_node
+        looked = by_node if nodes is None else {name: by_node[name] for name in sorted(nodes & by_node.keys())}
         self._heap: list[tuple[Cost, str, int]] = [
             (least, name, row)
-            for name, pods in session.running.by_node.items()
+            for name, pods in looked.items()
             if (row := rows.get(name)) is not None
             and not view.codes[row]
             and self._open(row)

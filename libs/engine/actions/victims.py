@@ -57,10 +57,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Appraiser:
-    """What units cost. `now`: seconds since the epoch, 0 where nobody knows, and then no work counts as lost."""
+    """What units cost. `now`: seconds since the epoch, 0 where nobody knows, and then no work counts as lost.
+    `by_size`: all lose about as much, so what counts is how much room they hold."""
 
     now: float
     priority_first: bool
+    by_size: bool = False
 
     def cost(self, units: Sequence[Unit], last: str = "") -> Cost:
         # Units may overlap: a worker above its gang's minimum, and the whole gang.
@@ -82,6 +84,8 @@ class Appraiser:
 
     def seconds(self, task: RunningTask) -> int:
         """Work that is lost with the pod, by the clock: what it did since its last checkpoint."""
+        if self.by_size:
+            return 1
         run = max(0, int(self.now - task.started)) if self.now else 0
         return run % task.checkpoint_s if task.checkpoint_s else run
 
@@ -152,6 +156,7 @@ class Finder:
         may: May,
         appraiser: Appraiser,
         surplus_only: bool = False,
+        single: bool = False,
     ) -> None:
         self.running = running
         self.view = view
@@ -160,12 +165,15 @@ class Finder:
         self.may = may
         self.appraiser = appraiser
         self.surplus_only = surplus_only
+        self.single = single
 
     def on(self, state: NodeState, tally: Tally) -> Choice | None:
         """The cheapest set found on this node, or None. No unit of the set can be left out."""
         units = units_on(self.running, state.name, self.may, self.appraiser, self.surplus_only)
         if not units:
             return None
+        if self.single:
+            return self._one(state, units, tally)
         best: Choice | None = None
         orders = [units]
         if len(units) > 1:
@@ -178,6 +186,20 @@ class Finder:
             if best is None or choice.cost < best.cost:
                 best = choice
         return best
+
+    def _one(self, state: NodeState, units: list[Unit], tally: Tally) -> Choice | None:
+        """The cheapest unit that is enough alone."""
+        trial = _Trial(state, self.view, self.chain, self.book)
+        try:
+            for unit in units:
+                if tally.allows([unit.tasks]):
+                    trial.take(unit.tasks)
+                    if trial.fits():
+                        return Choice(state.name, (unit,), self.appraiser.cost((unit,), state.name))
+                    trial.spare(unit.tasks)
+            return None
+        finally:
+            trial.end()
 
     def _top(self, unit: Unit) -> int:
         return max(t.priority for t in unit.tasks) if self.appraiser.priority_first else 0

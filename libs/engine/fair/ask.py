@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from libs.domain.jobs import JobHead, Task
 from libs.domain.resources import WHOLE, Charge, Request
+from libs.engine.fair.little import LEVELS
 from libs.engine.fair.shares import NOTHING, Amounts, plus
 
 Place = tuple[int, int, float, str]
@@ -44,6 +45,16 @@ def everything(tasks: Sequence[Task]) -> Amounts:
 def place(head: JobHead, now: float, overdue_s: float) -> Place:
     """Within its queue: who has waited `overdue_s` goes first, by age; then higher priority, then the older. `now`:
     seconds since the epoch, 0 where nobody knows."""
-    if now and head.created and now - head.created >= overdue_s:
+    return place_of(head, bool(now and head.created and now - head.created >= overdue_s), 0)
+
+
+def place_of(head: JobHead, overdue: bool, level: int) -> Place:
+    """The overdue first, by age; then higher priority, then the lower level of service, then the older. Priority and
+    level are one number."""
+    if overdue:
         return 0, 0, head.created, head.key
-    return 1, -head.priority, head.created, head.key
+    return 1, level - head.priority * LEVELS, head.created, head.key
+
+
+def level_of(place: Place) -> int:
+    return place[1] % LEVELS

@@ -36,6 +36,7 @@ ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
     "las": lambda _: many_levels(),
     "two-level": lambda _: two_levels(),
     "services": lambda _: Services(),
+    "services-by-age": lambda _: Services(little=False),
     "sjf": lambda _: Shortest(),
     "srtf": lambda _: ShortestRemaining(),
 }

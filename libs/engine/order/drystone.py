@@ -1,10 +1,10 @@
 """Drystone's own order: little service first, few evictions that are worth it, nobody waits for ever.
 
-Run times are never known. Four rules, each with a bound that holds on any workload:
+Run times are never known. The rules are the services' (`fair.little`, `fair.budget`, `fair.shares`); here they are
+played on the simulator's lean cluster, without an engine. Each has a bound that holds on any workload:
 
-- **Levels.** Who has had less service goes first, in a few levels, each a factor above the one before; first come,
-  first served within one. Only a job two levels up yields: it has had at least `factor` times the service, and by the
-  falling hazard of training jobs has about as much more to go.
+- **Levels.** Who has had less service goes first, in a few levels; first come, first served within one. Only a job two
+  levels up yields.
 - **Budgets.** Evictions of this kind never exceed `per_job` for each job that came, and stop when all evictions
   together have cost more than `lost` of the GPU time worked. A claim waits `patience`, so that room that comes free by
   itself is not taken by force; it is served by one victim, the smallest that will do, just after a checkpoint
@@ -20,20 +20,18 @@ Run times are never known. Four rules, each with a bound that holds on any workl
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from libs.domain.queues import Queue, Quota
 from libs.domain.resources import WHOLE
+from libs.engine.fair.budget import HALF_LIFE_S, Budget
+from libs.engine.fair.little import HOUR, STEPS, LittleService
+from libs.engine.fair.overdue import Overdue
 from libs.engine.fair.shares import WITHIN, Shares
 from libs.engine.order.base import NEVER, Item, Order, Rank
 
-HOUR = 3600.0
 DAY = 24 * HOUR
-STEPS = 12
-#: Of those who would be overdue, so many are looked at for one that the room suffices for.
-LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,11 @@ class Parameters:
     most_evictions: int = 3
     protection: float = DAY
     fairness: int = 0
+    half_life: float = HALF_LIFE_S
+
+    @property
+    def rules(self) -> LittleService:
+        return LittleService(self.base, self.factor, self.patience, self.window, self.overdue, self.reserve)
 
 
 class Drystone(Order):
@@ -75,37 +78,34 @@ class Drystone(Order):
         self._fronts: dict[str, dict[float, float]] = {}
         #: When each item was evicted of late.
         self._yielded: dict[int, list[float]] = {}
-        self._begins = [self.parameters.base * self.parameters.factor**k for k in range(STEPS)]
+        self._rules = self.parameters.rules
+        self._budget = Budget(self.parameters.per_job, self.parameters.lost, self.parameters.half_life)
         self._used: dict[str, float] = {}
         self._demand = 0.0
-        self._evictions_left = 0.0
-        self._loss_left = 0.0
         self._present: dict[int, Item] = {}
-        self._overdue: set[int] = set()
-        self._overdue_gpus = 0.0
-        self._late: list[tuple[float, int]] = []  # (submitted, key) of those who would be overdue, were there room
+        self._overdue = Overdue()
         self._moved: list[int] = []
 
     def level(self, item: Item, now: float) -> int:
-        return bisect_right(self._begins, item.service(now) * item.gpus)
+        return self._rules.level(item.service(now) * item.gpus)
 
     # -- who goes next ----------------------------------------------------------------------------------------------
     def front(self, item: Item, now: float) -> float:  # noqa: ARG002
         if not self.by_tenant:
-            return 1.0 if item.key in self._overdue else 2.0
+            return 1.0 if _name(item) in self._overdue else 2.0
         known = self._fronts.setdefault(item.tenant, {})
         front = known.get(item.gpus)
         if front is None:
             standing = self.shares.standing(item.tenant, (round(item.gpus * WHOLE), 0, 0))
             front = 0.0 if standing.tier == WITHIN else 1.0 + standing.tier + standing.band
             known[item.gpus] = front
-        return min(front, 1.0) if item.key in self._overdue else front
+        return min(front, 1.0) if _name(item) in self._overdue else front
 
     def rank(self, item: Item, now: float) -> Rank:
-        key = item.key
-        if key not in self._overdue and item.waits(now) >= self.parameters.overdue - 1e-6:
-            insort(self._late, (item.submitted, key))
-            self._promote(asked=key)
+        key = _name(item)
+        if not self._overdue.knows(key) and item.waits(now) >= self.parameters.overdue - 1e-6:
+            self._overdue.late(key, item.submitted, item.gpus)
+            self._review(now, asked=item.key)
         if key in self._overdue:
             return (-NEVER, item.submitted)
         return (-item.priority, self.level(item, now), item.submitted)
@@ -127,64 +127,38 @@ class Drystone(Order):
         return share is not None and self._used.get(item.tenant, 0.0) + item.gpus <= share
 
     # -- overdue ----------------------------------------------------------------------------------------------------
-    def _room(self) -> float:
-        return self.gpus * min(1.0, self.parameters.reserve * self.gpus / max(self._demand, 1.0))
+    def _review(self, now: float, asked: int = -1) -> None:
+        """Who of the late is overdue, as things stand."""
+        room = self._rules.share_of_overdue(self.gpus, self._demand)
 
-    def _promote(self, asked: int = -1) -> None:
-        """Late jobs become overdue while there is room for them, by arrival."""
-        if not self._late:
-            return
-        room = self._room()
-        still: list[tuple[float, int]] = []
-        for submitted, key in self._late[:LOOKED_AT]:
-            item = self._present.get(key)
-            if item is None or key in self._overdue:
-                continue
-            if self._overdue_gpus + item.gpus > room:
-                still.append((submitted, key))
-                continue
-            self._overdue.add(key)
-            self._overdue_gpus += item.gpus
-            if key != asked:
+        def had(key: str) -> float:
+            item = self._present[int(key)]
+            return item.service(now) * item.gpus
+
+        for key in sorted(map(int, self._overdue.review(room, had))):
+            if key != asked and not self._present[key].running:
                 self._moved.append(key)
-        self._late[:LOOKED_AT] = still
-
-    def _demote(self, now: float) -> None:
-        """Demand grew, the room for overdue jobs shrank."""
-        room = self._room()
-        if self._overdue_gpus <= room:
-            return
-        overdue = sorted((self._present[key] for key in self._overdue), key=lambda i: (-i.service(now) * i.gpus, i.key))
-        for item in overdue:
-            if self._overdue_gpus <= room:
-                return
-            self._overdue.discard(item.key)
-            self._overdue_gpus -= item.gpus
-            if item.running:
-                insort(self._late, (item.submitted, item.key))
-            else:
-                self._moved.append(item.key)  # its new rank puts it among the late
 
     # -- who must yield ---------------------------------------------------------------------------------------------
     def claims_from(self, item: Item, now: float) -> float:
-        if item.key in self._overdue or self._entitled(item):
+        if _name(item) in self._overdue or self._entitled(item):
             return now
-        if self._evictions_left < 1 or self._loss_left < 0:
+        if not self._budget.open(now):
             return NEVER
         return item.since + self.parameters.patience
 
     def most(self, item: Item, now: float) -> float:  # noqa: ARG002
-        return NEVER if item.key in self._overdue or self._entitled(item) else 1
+        return NEVER if _name(item) in self._overdue or self._entitled(item) else 1
 
     def offers(self, victim: Item, now: float) -> bool:
         return now - victim.begins >= self.parameters.checkpoint
 
     def fresh(self, victim: Item, now: float) -> bool:
-        return (now - victim.begins) % self.parameters.checkpoint <= self.parameters.window
+        return self._rules.fresh(now - victim.begins, self.parameters.checkpoint)
 
     def needs_fresh(self, item: Item, now: float) -> bool:
         waited = now - item.since
-        late = item.key in self._overdue and waited >= self.parameters.checkpoint
+        late = _name(item) in self._overdue and waited >= self.parameters.checkpoint
         return not (late or (waited >= self.parameters.patience and self._entitled(item)))
 
     def _protected_until(self, victim: Item, now: float) -> float:
@@ -198,11 +172,13 @@ class Drystone(Order):
         fresh = self.fresh(victim, now)
         if self._reclaims(to, victim) and self._protected_until(victim, now) <= now:
             return fresh or now - to.since >= self.parameters.patience
-        if victim.key in self._overdue or victim.priority > to.priority:
+        if _name(victim) in self._overdue or victim.priority > to.priority:
             return False
-        if to.key in self._overdue:
+        if _name(to) in self._overdue:
             return fresh or now - to.since >= self.parameters.checkpoint
-        return fresh and (victim.priority < to.priority or self.level(victim, now) > self.level(to, now) + 1)
+        return fresh and (
+            victim.priority < to.priority or self._rules.yields(self.level(victim, now), self.level(to, now))
+        )
 
     def _reclaims(self, to: Item, victim: Item) -> bool:
         return self._entitled(to) and self._above(victim)
@@ -219,42 +195,47 @@ class Drystone(Order):
         run = now - victim.begins
         if run < every:
             return victim.begins + every
-        saves = victim.begins + (run // every + 1) * every
+        saves = now + self._rules.saves(run, every)
         if self._reclaims(to, victim):
             return max(saves, self._protected_until(victim, now))
-        if victim.key in self._overdue or victim.priority > to.priority:
+        if _name(victim) in self._overdue or victim.priority > to.priority:
             return NEVER
-        level = self.level(to, now) + 1
-        if to.key in self._overdue or victim.priority < to.priority or self.level(victim, now) > level:
+        level = self.level(to, now)
+        if (
+            _name(to) in self._overdue
+            or victim.priority < to.priority
+            or self._rules.yields(self.level(victim, now), level)
+        ):
             return saves
-        return now + self._begins[level] / victim.gpus - victim.service(now) if level < STEPS else NEVER
+        return now + self._rules.reaches(level + 2) / victim.gpus - victim.service(now) if level + 2 <= STEPS else NEVER
 
     # -- what happened ----------------------------------------------------------------------------------------------
     def arrived(self, item: Item, now: float) -> None:
         self._present[item.key] = item
         self._demand += item.gpus
-        self._evictions_left += self.parameters.per_job
-        self._demote(now)
+        self._budget.came(now)
+        self._review(now)
 
     def started(self, item: Item, now: float) -> None:  # noqa: ARG002
         self._used[item.tenant] = self._used.get(item.tenant, 0.0) + item.gpus
         self._fronts.pop(item.tenant, None)
 
-    def ended(self, item: Item, now: float) -> None:  # noqa: ARG002
+    def ended(self, item: Item, now: float) -> None:
         del self._present[item.key]
         self._yielded.pop(item.key, None)
         self._demand -= item.gpus
         self._used[item.tenant] -= item.gpus
         self._fronts.pop(item.tenant, None)
-        self._loss_left += self.parameters.lost * item.attained * item.gpus
-        if item.key in self._overdue:
-            self._overdue.discard(item.key)
-            self._overdue_gpus -= item.gpus
-        self._promote()
+        self._budget.worked(item.attained * item.gpus, now)
+        self._overdue.left(_name(item))
+        self._review(now)
 
     def evicted(self, item: Item, lost: float, now: float) -> None:
         self._yielded.setdefault(item.key, []).append(now)
         self._used[item.tenant] -= item.gpus
         self._fronts.pop(item.tenant, None)
-        self._evictions_left -= 1
-        self._loss_left -= lost
+        self._budget.evicted(lost, now)
+
+
+def _name(item: Item) -> str:
+    return f"{item.key:09d}"

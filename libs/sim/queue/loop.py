@@ -165,7 +165,7 @@ class QueueLoop:
         return touched
 
     def _turns_due(self) -> list[Lane]:
-        due = self.order.moved()
+        due = self._moved()
         while self._turns and self._turns[0][0] <= self.now:
             _, key, evictions = heapq.heappop(self._turns)
             if self._items[key].evictions == evictions:
@@ -196,12 +196,21 @@ class QueueLoop:
         lane = self._lanes.get(kind)
         if lane is None:
             lane = self._lanes[kind] = Lane(kind[1])
-        item.rank = self.order.rank(item, self.now)
+        item.rank = self._rank(item)
         lane.push(item)
-        turns = self.order.turns(item, self.now)
+        turns = self._turn_of(item)
         if turns < NEVER:
             heapq.heappush(self._turns, (turns, item.key, item.evictions))
         return lane
+
+    def _rank(self, item: Item) -> Rank:
+        return self.order.rank(item, self.now)
+
+    def _turn_of(self, item: Item) -> float:
+        return self.order.turns(item, self.now)
+
+    def _moved(self) -> list[int]:
+        return self.order.moved()
 
     def _kind(self, item: Item) -> tuple[str, int, int]:
         """Tenant, milli GPUs and priority, as far as they matter: of those alike the first decides for all."""

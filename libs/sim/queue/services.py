@@ -12,6 +12,7 @@ the engine: its answer is known. Who found nobody to yield asks for evictions ag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
@@ -19,16 +20,17 @@ from typing import Final
 
 from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import Gpu, Node
-from libs.domain.queues import Queue, QueueHistory, Quota
+from libs.domain.queues import Queue, QueueHistory, Quota, Served, Spending
 from libs.domain.resources import Charge, GpuRequest, Request
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.api import EngineConfig, PendingJob, Placement, Reserved, RunningTask
 from libs.engine.core import PlacementEngine
-from libs.engine.fair import Line
+from libs.engine.fair import Line, LittleService
+from libs.engine.fair.budget import HALF_LIFE_S as BUDGET_HALF_LIFE_S
 from libs.engine.fair.decay import left, span
 from libs.engine.fair.shares import WITHIN
-from libs.engine.order.base import Item, Order
-from libs.engine.order.services import OVERDUE_S
+from libs.engine.order.base import NEVER, Item, Order, Rank
+from libs.engine.order.services import Services
 from libs.engine.reserve import lasts
 from libs.sim.queue.cluster import WHOLE, Cluster, Parts
 from libs.sim.queue.loop import LOOK, Costs, Lane, QueueLoop
@@ -42,10 +44,18 @@ EPOCH: Final = 1_000_000_000.0
 FAIRNESS: Final = 100
 HISTORY: Final = 50
 HALF_LIFE_S: Final = 86_400
+OVERDUE_S: Final = 129_600.0
+LITTLE: Final = LittleService(overdue_s=OVERDUE_S)
 AFTER_S: Final = 60.0
 TURN_S: Final = 600.0
 #: A head that got no room kept is looked at again no sooner.
 AGAIN_S: Final = 10.0
+#: The same where those in the way yield once it has waited too long.
+YIELDING_AGAIN_S: Final = 60.0
+#: Histories are told this often, and at once with an eviction.
+TOLD_S: Final = 10.0
+#: After a turn it is past, whatever rounding makes of sums.
+_SLACK_S: Final = 1e-3
 _HEADS: Final = 16
 _WINDOW_S: Final = 86_400
 
@@ -60,9 +70,18 @@ class _Account:
     revision: int = 0
     evictions: dict[str, list[int]] = field(default_factory=dict)
     recent: list[str] = field(default_factory=list)
+    served: dict[str, Served] = field(default_factory=dict)
+    jobs: float = 0.0
+    evicted: float = 0.0
+    lost: float = 0.0
+    told: float = 0.0
 
     def shift(self, milli: int, now: float) -> None:
         passed = now - self.at
+        slowly = left(passed, BUDGET_HALF_LIFE_S)
+        self.jobs *= slowly
+        self.evicted *= slowly
+        self.lost *= left(passed, HALF_LIFE_S)
         self.used = self.used * left(passed, HALF_LIFE_S) + self.milli * span(passed, HALF_LIFE_S)
         self.at = now
         self.milli += milli
@@ -84,9 +103,17 @@ class ServicesLoop(QueueLoop):
         self, cluster: Cluster, order: Order, costs: Costs, jobs: Sequence[TraceJob], deserved: Mapping[str, float]
     ) -> None:
         super().__init__(cluster, order, costs, jobs)
+        self._little = LITTLE if isinstance(order, Services) and order.little else None
         policy = "spread" if cluster.spreads else "drystone"
         self._engine = PlacementEngine(
-            EngineConfig({policy: 1}, explain=False, fairness=FAIRNESS, history=HISTORY, overdue_s=OVERDUE_S)
+            EngineConfig(
+                {policy: 1},
+                explain=False,
+                fairness=FAIRNESS,
+                history=HISTORY,
+                overdue_s=OVERDUE_S,
+                little=self._little,
+            )
         )
         gpus = tuple(Gpu(i, DEVICE_MIB, "") for i in range(cluster.width))
         self._names = [f"n{at:06d}" for at in range(cluster.size)]
@@ -104,6 +131,7 @@ class ServicesLoop(QueueLoop):
         self._turns_had: dict[int, int] = {}
         self._cooling: set[int] = set()
         self._again: dict[str, tuple[int, float]] = {}
+        self._waiting_milli = 0
         self._priorities: dict[int, int] = {}  # of what runs
         self._vain: dict[tuple[str, int, int], float] = {}  # until when a kind does not ask for evictions again
         for name in self._names:
@@ -116,6 +144,31 @@ class ServicesLoop(QueueLoop):
     # -- moves --------------------------------------------------------------------------------------------------------
     def _kind(self, item: Item) -> tuple[str, int, int]:
         return item.tenant, self.jobs[item.key].milli, item.priority
+
+    def _arrive(self, key: int) -> Lane:
+        job = self.jobs[key]
+        account = self._accounts.setdefault(job.tenant, _Account())
+        account.shift(0, self._clock)
+        account.jobs += 1
+        self._waiting_milli += job.milli
+        return super()._arrive(key)
+
+    def _rank(self, item: Item) -> Rank:
+        return self._engine.place(self._job(item).head, self._clock, item.gpus)[:3]
+
+    def _turn_of(self, item: Item) -> float:
+        left = self._engine.turns(self._job(item).head, self._clock)
+        return self.now + left + _SLACK_S if left > 0 else NEVER
+
+    def _moved(self) -> list[int]:
+        if self._little is None:
+            return []
+        moved = self._engine.line_seen(self._waiting_milli / WHOLE, self._waits, self._clock)
+        return sorted(key for name in moved if not self._items[key := _key(name)].running)
+
+    def _waits(self, name: str) -> bool:
+        key = _key(name)
+        return not self._items[key].running and math.isnan(self.history.outcomes[key].end)
 
     def _ends_due(self) -> int:
         if self._ends and self._ends[0][0] <= self.now:
@@ -137,6 +190,7 @@ class ServicesLoop(QueueLoop):
         super()._end(key)
         self._cooling.discard(key)
         self._turns_had.pop(key, None)
+        self._accounts[self._items[key].tenant].served.pop(self._job(self._items[key]).head.key, None)
         tenant = self._items[key].tenant
         self._vain = {kind: until for kind, until in self._vain.items() if kind[0] != tenant}  # it uses less
 
@@ -160,6 +214,7 @@ class ServicesLoop(QueueLoop):
             )  # fmt: skip
             self._tell_node(at)
         milli = self.jobs[item.key].milli
+        self._waiting_milli -= milli
         self._vain = {kind: until for kind, until in self._vain.items() if kind[2] <= item.priority}  # it may yield
         self._priorities[item.priority] = self._priorities.get(item.priority, 0) + 1
         self._use(item.tenant, milli)
@@ -220,21 +275,43 @@ class ServicesLoop(QueueLoop):
         self._engine.queue_use_seen(QueueUse(tenant, account.revision, used))
 
     def _tell_histories(self) -> None:
-        if self._engine.shares.silent:
+        if self._engine.shares.silent and self._little is None:
             return
-        now = self._clock
         for tenant, account in self._accounts.items():
-            account.shift(0, now)
-            evictions = {
-                key: kept
-                for key, times in account.evictions.items()
-                if (kept := tuple(at for at in times if at > now - _WINDOW_S))
-            }
-            account.evictions = {key: list(times) for key, times in evictions.items()}
-            recent, account.recent = tuple(account.recent), []
-            self._engine.queue_history_seen(
-                QueueHistory(tenant, now, HALF_LIFE_S, round(account.used), evictions=evictions, recent=recent)
+            if account.told + TOLD_S <= self._clock:
+                self._tell_history(tenant, account)
+
+    def _tell_history(self, tenant: str, account: _Account) -> None:
+        now = account.told = self._clock
+        account.shift(0, now)
+        evictions = {
+            key: kept
+            for key, times in account.evictions.items()
+            if (kept := tuple(at for at in times if at > now - _WINDOW_S))
+        }
+        account.evictions = {key: list(times) for key, times in evictions.items()}
+        recent, account.recent = tuple(account.recent), []
+        self._engine.queue_history_seen(
+            QueueHistory(
+                tenant, now, HALF_LIFE_S, round(account.used), evictions=evictions, recent=recent,
+                served=dict(account.served),
+                spending=Spending(account.jobs, account.evicted, round(account.lost)),
             )
+        )  # fmt: skip
+
+    def _record(self, run: Run) -> None:
+        """What the watcher's leader writes down of an eviction."""
+        item, now = run.item, self._clock
+        account = self._accounts[item.tenant]
+        account.shift(0, now)
+        name = self._job(item).head.key
+        account.evictions.setdefault(name, []).append(int(now))
+        account.recent += [uid for uid, _ in self._pods[item.key]]
+        account.evicted += 1
+        account.lost += self._loss(item)[0] * run.milli
+        had, run_s = account.served.get(name), self.now - item.since
+        milli_s, before = (had.gpu_milli_s, had.run_s) if had is not None else (0, 0)
+        account.served[name] = Served(round(milli_s + run.milli * run_s), round(before + run_s), int(now))
 
     # -- decisions ----------------------------------------------------------------------------------------------------
     def _fill(self, lanes: Iterable[Lane]) -> None:
@@ -290,6 +367,11 @@ class ServicesLoop(QueueLoop):
         return sum(free) >= gpus and sum(idle == cluster.width for idle in free) >= gpus // cluster.width
 
     def _could_evict(self, item: Item) -> bool:
+        if self._little is not None:
+            claims = item.since + self._little.patience_s
+            if self.now >= claims:
+                return True
+            self._look = min(self._look, claims)
         if any(running and priority < item.priority for priority, running in self._priorities.items()):
             return True
         shares = self._engine.shares
@@ -302,15 +384,16 @@ class ServicesLoop(QueueLoop):
         if not decision.placements:
             self._engine.settle()
             if not self._could_fit(item):
-                until = self._vain[self._kind(item)] = self.now + LOOK
+                until = decision.verdict.until - EPOCH
+                until = self._vain[self._kind(item)] = until if until > self.now else self.now + LOOK
                 self._look = min(self._look, until)
             return False
         for key in sorted({int(victim.uid.partition(".")[0]) for victim in decision.victims}):
             run = self.runs[key]
-            account = self._accounts[run.item.tenant]
-            account.evictions.setdefault(self._job(run.item).head.key, []).append(int(self._clock))
-            account.recent += [uid for uid, _ in self._pods[key]]
+            self._record(run)
             self._evict(run)
+            self._waiting_milli += run.milli
+            self._tell_history(run.item.tenant, self._accounts[run.item.tenant])
         self._engine.settle()
         self._begin(item, decision.placements)
         return True
@@ -341,6 +424,8 @@ class ServicesLoop(QueueLoop):
                 self._engine.settle()
             if reserved is None:
                 self._again[tenant] = item.key, self.now + AGAIN_S
+            elif reserved.yielding and item.rank[0]:
+                self._again[tenant] = item.key, self.now + YIELDING_AGAIN_S
             else:
                 self._reserve(item, reserved)
         for kept in self._kept.values():
@@ -382,6 +467,11 @@ class ServicesLoop(QueueLoop):
                 self._release(tenant)
                 self._cooling -= {key for key in self._cooling if self._items[key].tenant == tenant}
                 self._cooling.add(kept.key)
+
+
+def _key(name: str) -> int:
+    """Of the job that the engine knows by this name."""
+    return int(name.rpartition("/")[2])
 
 
 def _place(item: Item) -> tuple[object, ...]:

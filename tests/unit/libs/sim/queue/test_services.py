@@ -11,10 +11,20 @@ import pytest
 
 from libs.domain.resources import Charge, GpuGrant
 from libs.engine.order import Services
-from libs.engine.order.services import OVERDUE_S
 from libs.sim.queue.cluster import Cluster
 from libs.sim.queue.loop import Costs, History
-from libs.sim.queue.services import AFTER_S, EPOCH, FAIRNESS, HALF_LIFE_S, HISTORY, TURN_S, ServicesLoop, _Account
+from libs.sim.queue.services import (
+    AFTER_S,
+    EPOCH,
+    FAIRNESS,
+    HALF_LIFE_S,
+    HISTORY,
+    LITTLE,
+    OVERDUE_S,
+    TURN_S,
+    ServicesLoop,
+    _Account,
+)  # fmt: skip
 from libs.sim.queue.study import Setup, simulate
 from libs.sim.queue.trace import TraceJob, read_jobs
 from services.placement.settings import PlacementSettings
@@ -28,8 +38,10 @@ def job(name: str, submit: float, duration: float, gpus: float, tenant: str = "t
     return TraceJob(name, tenant, submit, duration, int(gpus * 1000), priority)
 
 
-def play(jobs: Sequence[TraceJob], nodes: int = 1, deserved: Mapping[str, float] | None = None) -> History:
-    return ServicesLoop(Cluster(nodes, 8), Services(), Costs(60, 1800), jobs, deserved or {}).run()
+def play(
+    jobs: Sequence[TraceJob], nodes: int = 1, deserved: Mapping[str, float] | None = None, *, little: bool = False
+) -> History:
+    return ServicesLoop(Cluster(nodes, 8), Services(little=little), Costs(60, 1800), jobs, deserved or {}).run()
 
 
 def starts(history: History) -> dict[str, float]:
@@ -94,12 +106,32 @@ def test_use_over_time_counts_as_the_watcher_counts_it() -> None:
     assert account.used == pytest.approx(told.gpu_milli_s, abs=1)
 
 
-def test_without_shares_or_priorities_the_first_weeks_of_a_real_tenant_sees_no_eviction_and_everybody_runs() -> None:
+def test_the_first_weeks_of_a_real_tenant_by_age_and_by_little_service() -> None:
     trace = [one for one in read_jobs(TRACE) if one.submit < 20 * 86_400]
     assert len(trace) > 100
-    result = simulate(Setup(8, 8, "services"), trace)
-    assert all(o.end >= o.job.submit + o.job.duration for o in result.outcomes)
-    assert sum(o.evictions for o in result.outcomes) == 0
+    by_age, little = (simulate(Setup(8, 8, policy), trace) for policy in ("services-by-age", "services"))
+    for result in (by_age, little):
+        assert all(o.end >= o.job.submit + o.job.duration for o in result.outcomes)
+    assert sum(o.evictions for o in by_age.outcomes) == 0
+    assert 0 < sum(o.evictions for o in little.outcomes) <= 0.3 * len(trace)
+    assert sum(o.wait for o in little.outcomes) < sum(o.wait for o in by_age.outcomes)
+    assert max(o.most_in(86_400) for o in little.outcomes) <= 3
+
+
+def test_who_has_had_much_yields_to_a_new_job_just_after_a_checkpoint() -> None:
+    many = [job(f"old{n}", n, 1, 8) for n in range(10)]  # evictions are paid for by jobs that came
+    long, new = job("long", 200, 400 * 3600, 8), job("new", 100 * 3600, 60, 8)
+    history = play([*many, long, new], little=True)
+    outcomes = {o.job.id: o for o in history.outcomes}
+    assert outcomes["long"].evictions == 1
+    assert 600 <= outcomes["new"].wait <= 600 + 1800 + 60
+    assert outcomes["long"].lost <= 60 + 120
+
+
+def test_nobody_yields_to_little_service_where_no_job_has_paid_for_it() -> None:
+    history = play([job("long", 0, 400 * 3600, 8), job("new", 100 * 3600, 60, 8)], little=True)
+    assert [o.evictions for o in history.outcomes if o.job.id == "long"] == [1]  # when the new one is overdue
+    assert next(o for o in history.outcomes if o.job.id == "new").wait >= OVERDUE_S
 
 
 def test_what_the_simulator_takes_for_the_services_defaults_is_their_default() -> None:
@@ -111,4 +143,5 @@ def test_what_the_simulator_takes_for_the_services_defaults_is_their_default() -
         "placement_reserve_s": TURN_S,
     }
     assert {name: PlacementSettings.model_fields[name].default for name in played} == played
+    assert PlacementSettings.model_construct().little_service == LITTLE
     assert WatcherSettings.model_fields["history_half_life_s"].default == HALF_LIFE_S

@@ -1,0 +1,87 @@
+"""Service: who has had much yields to who has had little, and to who has waited too long.
+
+Two rules, both among jobs of the same priority where a lower one would yield, and both only take what saves its work
+(a pod that tells how often), after all that is less disruptive. **overdue**: for a job that has waited too long,
+anybody who has not, just after a checkpoint; any moment once the job has waited for one. **service**: one victim, the
+smallest that will do, two levels of service above the job, just after a checkpoint, once the job has waited for a
+while, and within the budget of such evictions. What protects a pod from any eviction protects it here (`protect`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from libs.domain.verdicts import Wake
+from libs.engine.actions.protect import utc
+from libs.engine.actions.rights import Right
+from libs.engine.actions.room import Only, Rule, make_room, may_ask
+from libs.engine.api import Decision, PendingJob, RunningTask
+from libs.engine.fair.little import LittleService
+from libs.engine.session import Session
+
+OVERDUE: Final = Rule("overdue", frozenset({Right.ALIKE}))
+SERVICE: Final = Rule("service", frozenset({Right.ALIKE}), single=True)
+#: Who may have others evicted, and found nobody, looks again: at full multiples of this, so that all look at once.
+LOOK_S: Final = 60.0
+#: The same where nobody has had enough yet.
+RARELY_S: Final = 600.0
+
+
+def service(session: Session, job: PendingJob, refused: Decision | None) -> Decision:
+    head, now, book = job.head, session.now, session.service
+    if refused is None:
+        return Decision(head.key, session.fits)
+    rules = book.rules
+    if rules is None or not now or not may_ask(job, refused):
+        return refused
+    savers = book.savers(now)
+    if not savers:
+        return refused
+    waited = now - book.since(head, now)
+    if head.key in book.overdue:
+        late = [t for t, _ in savers if t.job not in book.overdue and (waited >= t.checkpoint_s or book.fresh(t, now))]
+        found = make_room(session, job, refused, OVERDUE, _only(late, head.key))
+        return found or _later(refused, now + LOOK_S, "it has waited so long that others may yield to it")
+    level = book.level(head, now)
+    above = _above(session, rules, level)
+    if not above:
+        return _later(refused, now + RARELY_S)
+    if waited < rules.patience_s:
+        at = now + rules.patience_s - waited
+        return _later(refused, at, f"who has had much may yield to it from {utc(at)} on")
+    if not book.budget_open(now):
+        return _later(refused, now + RARELY_S, "as many as may have yielded to little service of late")
+    fresh = [task for task in above if task.job not in book.overdue and book.fresh(task, now)]
+    found = make_room(session, job, refused, SERVICE, _only(fresh, level)) if fresh else None
+    return found or _later(refused, now + LOOK_S, "who has had much may yield to it just after a checkpoint")
+
+
+def _above(session: Session, rules: LittleService, level: int) -> list[RunningTask]:
+    """Who has had so much that it may yield to one of that level."""
+    key = ("service above", level)
+    found: list[RunningTask] | None = session.memo.get(key)
+    if found is None:
+        savers = session.service.savers(session.now)
+        found = session.memo[key] = [task for task, theirs in savers if rules.yields(theirs, level)]
+    return found
+
+
+def _only(tasks: Iterable[RunningTask], mark: Hashable) -> Only:
+    chosen = list(tasks)
+    return Only(frozenset(task.uid for task in chosen), frozenset(task.node for task in chosen), mark)
+
+
+def _later(refused: Decision, at: float, said: str = "") -> Decision:
+    """The refusal, looked at again by time."""
+    verdict = refused.verdict
+    until = math.ceil(at / LOOK_S) * LOOK_S
+    if verdict.until:
+        until = min(until, verdict.until)
+    wakes = verdict.wakes_on if Wake.TIME in verdict.wakes_on else (*verdict.wakes_on, Wake.TIME)
+    message = f"{verdict.message}; {said}" if said and verdict.message else verdict.message
+    return replace(refused, verdict=msgspec.structs.replace(verdict, message=message, wakes_on=wakes, until=until))

@@ -1,0 +1,162 @@
+"""What jobs and running pods have had, and where jobs stand within their queues by it: `fair.little` over the facts.
+
+Service is known of what runs, and, from the histories of queues, of what was evicted; so it survives evictions and
+restarts of pods and of services alike. A job of which nothing is known counts as new. Where little service does not
+count (no rules), jobs stand by `fair.place`, and nobody yields by these rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from libs.domain.jobs import JobHead
+from libs.domain.queues import Served
+from libs.domain.resources import WHOLE
+from libs.engine.api import RunningTask
+from libs.engine.fair import decay
+from libs.engine.fair.ask import Place, place, place_of
+from libs.engine.fair.budget import HALF_LIFE_S
+from libs.engine.fair.little import LittleService
+from libs.engine.fair.overdue import Overdue
+from libs.engine.queues import QueueBook
+from libs.engine.running import RunningBook, workload
+
+#: Who is overdue by the sums of the clock and by those of its turn is so by both.
+_ROUNDING_S: Final = 1e-3
+#: Who has had much is looked for among all that runs no more often than this.
+_LOOKED_S: Final = 30.0
+
+
+class ServiceBook:
+    """`now` of all methods: seconds since the epoch, 0 where nobody knows."""
+
+    def __init__(
+        self,
+        rules: LittleService | None,
+        overdue_s: float,
+        running: RunningBook,
+        queues: QueueBook,
+        gpus: Callable[[], float],
+    ) -> None:
+        self.rules = rules
+        self.overdue = Overdue()
+        self._overdue_s = overdue_s
+        self._running = running
+        self._queues = queues
+        #: Of the cluster.
+        self.gpus = gpus
+        self._served: dict[str, Served | None] = {}
+        self._served_at = -1.0
+        self._savers: list[tuple[RunningTask, int]] = []
+        self._looked_at = float("-inf")
+        #: GPUs that all who wait ask for, as told last.
+        self.waiting = 0.0
+        #: Queue and workload of those who have waited long enough, by the job's key.
+        self._whose: dict[str, tuple[str, str]] = {}
+        #: Keys of jobs whose place changed without their doing.
+        self.moved: set[str] = set()
+
+    # -- where jobs stand -------------------------------------------------------------------------------------------
+    def place(self, head: JobHead, now: float, gpus: float = 0.0) -> Place:
+        """Within its queue. `gpus`: all that the job asks for, so that it may turn out to be overdue."""
+        rules = self.rules
+        if rules is None:
+            return place(head, now, self._overdue_s)
+        if now and 0 < head.created <= now - self._overdue_s:
+            self._ages(head, now, gpus)
+        return place_of(head, head.key in self.overdue, self.level(head, now))
+
+    def level(self, head: JobHead, now: float) -> int:
+        """Of one that waits."""
+        had = self._had(head.queue, head.workload or head.key, now)
+        return self.rules.level(had.gpu_milli_s / 1000) if had is not None and self.rules is not None else 0
+
+    def waited(self, head: JobHead, now: float) -> float:
+        """In all, earlier waits of the same job included as far as they are known; seconds."""
+        if not now or not head.created:
+            return 0.0
+        had = self._had(head.queue, head.workload or head.key, now)
+        ran = had.run_s if had is not None and had.at > head.created else 0
+        return now - head.created - ran
+
+    def since(self, head: JobHead, now: float) -> float:
+        """When its current wait began."""
+        had = self._had(head.queue, head.workload or head.key, now)
+        return max(head.created, had.at) if had is not None else head.created
+
+    def changed(self) -> None:
+        """Of what was looked up at this very moment."""
+        self._served.clear()
+
+    def _had(self, queue: str, key: str, now: float) -> Served | None:
+        if now != self._served_at:
+            self._served.clear()
+            self._served_at = now
+        if key in self._served:
+            return self._served[key]
+        had = self._served[key] = self._running.served(key, self._queues.histories.get(queue), now)
+        return had
+
+    # -- who waits too long -----------------------------------------------------------------------------------------
+    def turns(self, head: JobHead, now: float) -> float:
+        """In how many seconds it has waited long enough to be overdue; not above 0 where it has."""
+        return self._overdue_s - (self.waited(head, now) if self.rules is not None else now - head.created)
+
+    def _ages(self, head: JobHead, now: float, gpus: float) -> None:
+        if not self.overdue.knows(head.key) and self.waited(head, now) >= self._overdue_s - _ROUNDING_S:
+            self.overdue.late(head.key, head.created, gpus)
+            self._whose[head.key] = head.queue, head.workload or head.key
+            self.review(now)
+
+    def keep(self, waits: Callable[[str], bool]) -> None:
+        """Who neither waits nor runs any more is overdue no more."""
+        if self.overdue:
+            self.overdue.keep(lambda key: key in self._running.by_job or waits(key))
+            self._whose = {key: whose for key, whose in self._whose.items() if self.overdue.knows(key)}
+
+    def review(self, now: float) -> None:
+        """Who is overdue, as demand is now; whose place changed by it goes to `moved`."""
+        if self.rules is not None and self.overdue:
+            demand = self.waiting + self._running.gpu_milli / WHOLE
+
+            def had(key: str) -> float:
+                found = self._had(*self._whose[key], now)
+                return found.gpu_milli_s / WHOLE if found is not None else 0.0
+
+            self.moved |= self.overdue.review(self.rules.share_of_overdue(self.gpus(), demand), had)
+
+    # -- who yields -------------------------------------------------------------------------------------------------
+    def budget_open(self, now: float) -> bool:
+        """Whether evictions for little service are left, by the records of all queues and what they do not have yet."""
+        rules = self.rules
+        if rules is None:
+            return False
+        evictions = lost = 0.0
+        for history in self._queues.histories.values():
+            passed = max(0.0, now - history.at)
+            spent = history.spending
+            evictions += (rules.evictions_per_job * spent.jobs - spent.evictions) * decay.left(passed, HALF_LIFE_S)
+            if history.half_life_s > 0:
+                worked = 0.0 if "/" in history.path else rules.lost * history.gpu_milli_s
+                lost += (worked - spent.lost_milli_s) * decay.left(passed, history.half_life_s)
+        return evictions - self._running.untold() >= 1.0 and lost >= 0.0
+
+    def level_of(self, task: RunningTask, now: float) -> int:
+        had = self._had(task.queue, workload(task), now)
+        return self.rules.level(had.gpu_milli_s / 1000) if had is not None and self.rules is not None else 0
+
+    def fresh(self, task: RunningTask, now: float) -> bool:
+        return self.rules is not None and task.started > 0 and self.rules.fresh(now - task.started, task.checkpoint_s)
+
+    def savers(self, now: float) -> list[tuple[RunningTask, int]]:
+        """Pods that save their work, so that little is lost with them, and their levels, as of a while ago at most."""
+        if not 0 <= now - self._looked_at < _LOOKED_S:
+            self._looked_at = now
+            self._savers = [
+                (task, self.level_of(task, now))
+                for task in self._running.by_uid.values()
+                if task.ours and task.preemptible and task.checkpoint_s
+            ]
+        by_uid, stays = self._running.by_uid, self._running.stays
+        return [one for one in self._savers if by_uid.get(one[0].uid) is one[0] and stays(one[0])]
