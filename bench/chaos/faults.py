@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import redis.asyncio
 import yaml
+from aiokafka.errors import KafkaError
 
 from bench.chaos import messages
 from bench.chaos.machines import Machines
@@ -34,6 +35,8 @@ PAUSE_S: Final = 20.0
 
 #: Longer than a lease lasts and a claim is waited for.
 CUT_S: Final = 20.0
+#: Longer than a part is away that is killed and started again on a busy machine.
+AWAY_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -174,13 +177,28 @@ def part_stalled(part: str, seconds: float) -> Fault:
     return fault
 
 
+async def as_soon_as_it_answers(act: Callable[[], Awaitable[None]], *away: type[Exception]) -> None:
+    """`act`, again and again where the part that it works on is away because of another fault."""
+    until = asyncio.get_running_loop().time() + AWAY_S
+    while True:
+        try:
+            return await act()
+        except away:
+            if asyncio.get_running_loop().time() > until:
+                raise
+            await asyncio.sleep(0.2)
+
+
 async def redis_emptied(ground: Ground) -> None:
-    client = redis.asyncio.from_url(ground.info.redis_url)
-    try:
-        await client.flushall()
-        await client.function_flush()
-    finally:
-        await client.aclose()
+    async def act() -> None:
+        client = redis.asyncio.from_url(ground.info.redis_url)
+        try:
+            await client.flushall()
+            await client.function_flush()
+        finally:
+            await client.aclose()
+
+    await as_soon_as_it_answers(act, redis.asyncio.RedisError)
 
 
 def troubled(**trouble: float) -> Fault:
@@ -201,11 +219,11 @@ async def watches_too_old(ground: Ground) -> None:
 
 
 async def messages_said_again(ground: Ground) -> None:
-    await messages.said_again(ground.info.kafka_bootstrap, ground.rng)
+    await as_soon_as_it_answers(lambda: messages.said_again(ground.info.kafka_bootstrap, ground.rng), KafkaError)
 
 
 async def messages_dropped(ground: Ground) -> None:
-    await messages.dropped(ground.info.kafka_bootstrap, ground.rng)
+    await as_soon_as_it_answers(lambda: messages.dropped(ground.info.kafka_bootstrap, ground.rng), KafkaError)
 
 
 async def nodes_registered_anew(ground: Ground) -> None:
