@@ -50,6 +50,8 @@ class _Group:
     members: list[Place] = field(default_factory=list)
     burst: int = 1
     trying: set[str] = field(default_factory=set)
+    #: Something that may help happened while a member was tried. Its answer covers it, unless it leaves without one.
+    owed: bool = False
     #: How many jobs wait here; `members` may hold entries of others that have left.
     size: int = 0
 
@@ -126,6 +128,7 @@ class Waiting:
             self._rings.setdefault(group.queue, _Ring()).groups[signature] = None
         group.verdict = verdict
         group.burst = 1
+        group.owed = False
         group.trying.discard(key)
         self._join(group, signature, job)
 
@@ -200,6 +203,13 @@ class Waiting:
         group.size -= 1
         self._rings[group.queue].size -= 1
         self._prune(signature, group)
+        if group.owed and not group.trying and signature in self._groups:
+            # It was cancelled, or looks otherwise now and waits for something else: the news was for the others too.
+            group.owed = False
+            ring = self._rings[group.queue]
+            ring.news.kinds.update(group.verdict.wakes_on)
+            ring.left = len(ring.groups)
+            self.unfinished.add(group.queue)
 
     def placed(self, key: str) -> list[str]:
         """A member of a group found room: it leaves, and the next ones of its group are to be decided."""
@@ -207,6 +217,7 @@ class Waiting:
         if signature is None:
             return []
         group = self._groups[signature]
+        group.owed = group.owed and len(group.trying) > 1  # the next ones are decided anyhow
         self.leave(key)
         if group.trying:
             return []  # the rest of this burst is still being decided
@@ -262,7 +273,10 @@ class Waiting:
         return woken
 
     def _try(self, group: _Group, news: News) -> list[str]:
-        if group.trying or not _helped(group, news):
+        if not _helped(group, news):
+            return []
+        if group.trying:
+            group.owed = True
             return []
         group.burst = 1
         return self._first(group, 1)

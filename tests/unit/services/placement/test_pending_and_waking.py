@@ -140,6 +140,32 @@ def test_a_member_that_left_is_never_woken() -> None:
     assert waiting.groups == 0
 
 
+@pytest.mark.parametrize("how", ["cancelled", "looks otherwise"])
+def test_news_that_came_while_a_member_was_tried_reaches_the_others_when_it_leaves_without_an_answer(how: str) -> None:
+    waiting = Waiting()
+    for job in (one := waiting_job("one", 1.0), two := waiting_job("two", 2.0)):
+        waiting.hold(job, looks(job), NO_ROOM)
+    waiting.wake_one(one.head.key)
+    assert waiting.wake(News(kinds={Wake.ROOM_FREED})) == [], "its answer is awaited"
+    if how == "cancelled":
+        waiting.leave(one.head.key)
+    else:
+        waiting.hold(one, "by itself", Verdict(Kind.NOT_NOW, Reason.GANG_INCOMPLETE))
+    assert waiting.unfinished, "there is something to do"
+    assert waiting.wake(News()) == [two.head.key]
+
+
+def test_news_that_came_while_a_member_was_tried_is_done_with_its_refusal() -> None:
+    waiting = Waiting()
+    for job in (one := waiting_job("one", 1.0), waiting_job("two", 2.0)):
+        waiting.hold(job, looks(job), NO_ROOM)
+    waiting.wake_one(one.head.key)
+    assert waiting.wake(News(kinds={Wake.ROOM_FREED})) == []
+    waiting.hold(one, looks(one), NO_ROOM)
+    waiting.leave(one.head.key)
+    assert waiting.wake(News()) == [], "it was told no after the news: so would the others be"
+
+
 def test_never_by_an_older_view_is_only_a_wait_and_only_for_a_while() -> None:
     never = Verdict(Kind.NEVER, Reason.GPU_TOTAL)
     assert tempered(never, seen="10", view="9", waited_s=0, bound_s=3).kind is Kind.WAIT
