@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from libs.engine.fair.little import LittleService
 from libs.engine.order.attained import many_levels, two_levels
 from libs.engine.order.base import NEVER, Fifo, Item, Order, Rank
 from libs.engine.order.drystone import Drystone, Parameters
@@ -35,8 +36,8 @@ ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
     "fifo+backfill": lambda _: Order(),  # the same
     "las": lambda _: many_levels(),
     "two-level": lambda _: two_levels(),
-    "services": lambda _: Services(),
-    "services-by-age": lambda _: Services(little=False),
+    "services": lambda _: Services(LittleService()),
+    "services-by-age": lambda _: Services(None),
     "sjf": lambda _: Shortest(),
     "srtf": lambda _: ShortestRemaining(),
 }

@@ -6,14 +6,15 @@ order's to say there: the loop that drives this order (`libs.sim.queue.services`
 
 from __future__ import annotations
 
+from libs.engine.fair.little import LittleService
 from libs.engine.order.base import Order
 
 
 class Services(Order):
-    """With `little`, attained service counts, as by the services' defaults; else jobs go by age."""
+    """With `little`, the services' default, attained service counts; without, jobs go by age."""
 
     by_tenant = True
 
-    def __init__(self, *, little: bool = True) -> None:
+    def __init__(self, little: LittleService | None) -> None:
         self.little = little
-        self.name = "services" if little else "services-by-age"
+        self.name = "services-by-age" if little is None else "services"

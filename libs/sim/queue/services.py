@@ -25,7 +25,7 @@ from libs.domain.resources import Charge, GpuRequest, Request
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.api import EngineConfig, PendingJob, Placement, Reserved, RunningTask
 from libs.engine.core import PlacementEngine
-from libs.engine.fair import Line, LittleService
+from libs.engine.fair import Line
 from libs.engine.fair.budget import HALF_LIFE_S as BUDGET_HALF_LIFE_S
 from libs.engine.fair.decay import left, span
 from libs.engine.fair.shares import WITHIN
@@ -45,7 +45,6 @@ FAIRNESS: Final = 100
 HISTORY: Final = 50
 HALF_LIFE_S: Final = 86_400
 OVERDUE_S: Final = 129_600.0
-LITTLE: Final = LittleService(overdue_s=OVERDUE_S)
 AFTER_S: Final = 60.0
 TURN_S: Final = 600.0
 #: A head that got no room kept is looked at again no sooner.
@@ -103,7 +102,7 @@ class ServicesLoop(QueueLoop):
         self, cluster: Cluster, order: Order, costs: Costs, jobs: Sequence[TraceJob], deserved: Mapping[str, float]
     ) -> None:
         super().__init__(cluster, order, costs, jobs)
-        self._little = LITTLE if isinstance(order, Services) and order.little else None
+        self._little = order.little if isinstance(order, Services) else None
         policy = "spread" if cluster.spreads else "drystone"
         self._engine = PlacementEngine(
             EngineConfig(
@@ -111,7 +110,7 @@ class ServicesLoop(QueueLoop):
                 explain=False,
                 fairness=FAIRNESS,
                 history=HISTORY,
-                overdue_s=OVERDUE_S,
+                overdue_s=self._little.overdue_s if self._little is not None else OVERDUE_S,
                 little=self._little,
             )
         )

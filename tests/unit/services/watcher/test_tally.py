@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.domain.queues import Eviction, Queue, QueueHistory
+from libs.domain.queues import Eviction, Queue, QueueHistory, Served, Spending
 from libs.domain.resources import Charge, GpuGrant
 from services.watcher.tally import MOST_REASONS, MOST_WORKLOADS, Tally
 
@@ -212,3 +212,60 @@ class TestForWhom:
         time.now += 100
         tally.tell({"org/q": Queue("org/q", evictions_window_s=60)})
         assert tally.history("org/q").reasons == {}
+
+
+class TestWhatIsKnownOfJobsThatWereEvicted:
+    def test_what_they_had_and_what_it_cost_outlives_the_pod_and_the_leader(self, time: Time) -> None:
+        tally = begun(time)
+        tally.came("q", "pod/a/x", "Job/a/x", time.now)
+        tally.held("x-1", "q", ONE, time.now)
+        time.now += 2000
+        tally.evicted("x-1", "q", "Job/a/x", time.now, None, "pod/a/x", 1800)
+        tally.left("x-1")
+        tally.came("q", "pod/a/x-again", "Job/a/x", time.now)  # made again: the same job
+        kept = tally.history("q")
+        assert kept.served == {"Job/a/x": Served(2_000_000, 2000, int(time.now))}
+        assert kept.spending == Spending(pytest.approx(1, abs=0.01), 1.0, 200_000)  # type: ignore[arg-type]
+        time.now += 10
+        other = begun(time, {"q": kept})
+        other.held("x-2", "q", ONE, time.now)
+        time.now += 500
+        other.evicted("x-2", "q", "Job/a/x", time.now, None, "pod/a/x-again", 0)
+        assert other.history("q").served == {"Job/a/x": Served(2_500_000, 2500, int(time.now))}
+        assert other.history("q").spending.evictions == pytest.approx(2, abs=0.01)
+
+    def test_a_gang_is_one_job_and_one_eviction_and_ran_as_long_as_each_of_its_pods(self, time: Time) -> None:
+        tally = begun(time)
+        for n in range(4):
+            tally.came("q", "gang/a/g", "gang/a/g", time.now)
+            tally.held(f"g-{n}", "q", ONE, time.now)
+        time.now += 600
+        for n in range(4):
+            tally.evicted(f"g-{n}", "q", "gang/a/g", time.now + n, None, "gang/a/g", 0)
+        history = tally.history("q")
+        assert history.served["gang/a/g"].gpu_milli_s == pytest.approx(4 * 600_000, abs=6_000)
+        assert history.served["gang/a/g"].run_s == 600
+        assert history.spending.jobs == pytest.approx(1, abs=0.01)
+        assert history.spending.evictions == 1
+
+    def test_jobs_that_the_leader_before_has_counted_do_not_count_again(self, time: Time) -> None:
+        kept = QueueHistory("q", time.now, HALF, spending=Spending(5.0))
+        tally = Tally(time, HALF)
+        tally.came("q", "pod/a/there", "pod/a/there", time.now - 50)
+        tally.came("q", "pod/a/since", "pod/a/since", time.now + 5)
+        tally.begin({"q": kept})
+        tally.came("q", "pod/a/there", "pod/a/there", time.now - 50)
+        assert tally.history("q").spending.jobs == pytest.approx(6, abs=0.01)
+
+    def test_only_the_workloads_evicted_last_are_remembered_and_move_with_their_queue(self, time: Time) -> None:
+        tally = begun(time)
+        for n in range(MOST_WORKLOADS + 5):
+            time.now += 1
+            tally.evicted(f"u{n}", "q", f"w{n:04d}", time.now)
+        tally.tell({"q": Queue("q")})
+        assert len(tally.history("q").served) == MOST_WORKLOADS
+        assert min(tally.history("q").served) == "w0005"
+        tally.renamed("q", "org/q")
+        assert not tally.history("q").served
+        assert len(tally.history("org/q").served) == MOST_WORKLOADS
+        assert tally.history("org/q").spending.evictions > MOST_WORKLOADS

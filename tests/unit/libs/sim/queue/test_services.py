@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from libs.domain.resources import Charge, GpuGrant
+from libs.engine.fair import LittleService
 from libs.engine.order import Services
 from libs.sim.queue.cluster import Cluster
 from libs.sim.queue.loop import Costs, History
@@ -19,7 +20,6 @@ from libs.sim.queue.services import (
     FAIRNESS,
     HALF_LIFE_S,
     HISTORY,
-    LITTLE,
     OVERDUE_S,
     TURN_S,
     ServicesLoop,
@@ -39,9 +39,9 @@ def job(name: str, submit: float, duration: float, gpus: float, tenant: str = "t
 
 
 def play(
-    jobs: Sequence[TraceJob], nodes: int = 1, deserved: Mapping[str, float] | None = None, *, little: bool = False
+    jobs: Sequence[TraceJob], nodes: int = 1, deserved: Mapping[str, float] | None = None, little: LittleService | None = None
 ) -> History:
-    return ServicesLoop(Cluster(nodes, 8), Services(little=little), Costs(60, 1800), jobs, deserved or {}).run()
+    return ServicesLoop(Cluster(nodes, 8), Services(little), Costs(60, 1800), jobs, deserved or {}).run()
 
 
 def starts(history: History) -> dict[str, float]:
@@ -121,7 +121,7 @@ def test_the_first_weeks_of_a_real_tenant_by_age_and_by_little_service() -> None
 def test_who_has_had_much_yields_to_a_new_job_just_after_a_checkpoint() -> None:
     many = [job(f"old{n}", n, 1, 8) for n in range(10)]  # evictions are paid for by jobs that came
     long, new = job("long", 200, 400 * 3600, 8), job("new", 100 * 3600, 60, 8)
-    history = play([*many, long, new], little=True)
+    history = play([*many, long, new], little=LittleService())
     outcomes = {o.job.id: o for o in history.outcomes}
     assert outcomes["long"].evictions == 1
     assert 600 <= outcomes["new"].wait <= 600 + 1800 + 60
@@ -129,7 +129,7 @@ def test_who_has_had_much_yields_to_a_new_job_just_after_a_checkpoint() -> None:
 
 
 def test_nobody_yields_to_little_service_where_no_job_has_paid_for_it() -> None:
-    history = play([job("long", 0, 400 * 3600, 8), job("new", 100 * 3600, 60, 8)], little=True)
+    history = play([job("long", 0, 400 * 3600, 8), job("new", 100 * 3600, 60, 8)], little=LittleService())
     assert [o.evictions for o in history.outcomes if o.job.id == "long"] == [1]  # when the new one is overdue
     assert next(o for o in history.outcomes if o.job.id == "new").wait >= OVERDUE_S
 
@@ -143,5 +143,5 @@ def test_what_the_simulator_takes_for_the_services_defaults_is_their_default() -
         "placement_reserve_s": TURN_S,
     }
     assert {name: PlacementSettings.model_fields[name].default for name in played} == played
-    assert PlacementSettings.model_construct().little_service == LITTLE
+    assert PlacementSettings.model_construct().little_service == LittleService()
     assert WatcherSettings.model_fields["history_half_life_s"].default == HALF_LIFE_S
