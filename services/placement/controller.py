@@ -105,14 +105,15 @@ class Controller:
             if view.deleting:
                 self.cancelled(key)
             else:
-                self.apply(view, truth.owned.get(view.uid, ()))
+                self.apply(view, truth.owned.get(view.uid, ()), truth.stamp)
         # Of jobs whose end nobody told us, and of partitions that others have by now.
         for key in [k for k in self._status if k not in truth.objects and k not in self._state.pending.jobs]:
             del self._status[key]
         self._teller.retell()
 
-    def apply(self, view: TrainingJobView, pods: Collection[PodView]) -> None:
-        """Bring the pending set, the status and the pods in line with what the object and its pods amount to."""
+    def apply(self, view: TrainingJobView, pods: Collection[PodView], stamp: int) -> None:
+        """Bring the pending set, the status and the pods in line with what the object and its pods amount to. What
+        moved since these began to be listed, at `stamp`, is left as it is, and looked at again."""
         state, key = self._state, view.key
         job = state.pending.jobs.get(key)
         if job is not None and job.head.uid != view.uid:
@@ -127,6 +128,10 @@ class Controller:
             # Our own write is still on its way: by the older status the same failure would be counted twice.
             view = msgspec.structs.replace(view, status=mine)
         claimed = tuple(job.claims) if job is not None else ()
+        if job is not None and (moved := state.pending.moved_since(job, stamp)):
+            claimed = (*claimed, *moved)
+            state.look.add(key)
+            state.look_event.set()
         found = assess(
             view,
             pods,
@@ -253,6 +258,7 @@ class Controller:
         if kind != "job":
             await self._look_at_gang(key, namespace)
             return
+        stamp = self._state.pending.stamp
         answer = await writes.get_trainingjob(self._kube, namespace, name)
         if answer.status == 404:
             self.cancelled(key)
@@ -268,7 +274,7 @@ class Controller:
             p for p in map(parse_pod, listed.items) if p.training_job is not None and p.training_job.uid == view.uid
         ]
         if partition_of(key, self._partitions) in self._state.active:
-            self.apply(view, pods)
+            self.apply(view, pods, stamp)
 
     async def _look_at_gang(self, key: str, namespace: str) -> None:
         """A gang of pods without an object: all that is asked is which of its members ended well."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -28,6 +29,8 @@ from services.placement.attention import SLICES, Attention
 #: How many ended or bound task ids are remembered at the least. At 1,000 pods/s this is a minute, two slow passes; a
 #: hint or a list that is older than that is caught by the ledger (tombstones, held tasks).
 REMEMBERED: Final = 60_000
+#: Tasks of one job that moved lately. A list takes seconds.
+_MOVED: Final = 8192
 
 Order = tuple[int, float, str]
 
@@ -71,6 +74,8 @@ class Job:
     bound: set[str] = field(default_factory=set)
     #: Members that ended well, as last listed: they did their part. Forgotten when their pods are deleted.
     done: set[str] = field(default_factory=set)
+    #: Of a job object: tasks that were bound or have gone, by the stamp of that (`Pending.stamp`), the latest ones.
+    moved: dict[str, int] = field(default_factory=dict)
     #: A member of a gang holds no room any more, and how it ended is not known here.
     doubt: bool = False
     evicting: Evicting | None = None
@@ -131,6 +136,8 @@ class Pending:
         self.stands: Callable[[JobHead, float, float], Place] = lambda head, now, _: place(head, now, overdue_s)
         self._closed: set[str] = set()
         self._timers: list[tuple[float, str]] = []
+        #: Grows with each task of a job object that is bound or goes.
+        self.stamp = 0
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
@@ -185,18 +192,34 @@ class Pending:
         self.ended.add(ids)
         self._settle(job, (), ids)
 
+    def moved_since(self, job: Job, stamp: int) -> list[str]:
+        """Tasks that were bound or have gone since: a list that began at this stamp may or may not have their pods."""
+        return [task for task, at in job.moved.items() if at > stamp]
+
     def _settle(self, job: Job, bound: Iterable[str], gone: Iterable[str]) -> None:
         keeps = job.head.gang_min > 1 or bool(job.head.uid)
         for one in bound:
             job.tasks.pop(one, None)
             job.claims.pop(one, None)
-            if keeps:
+            if keeps and one not in job.bound:
                 job.bound.add(one)
+                self._moves(job, one)
         for one in gone:
+            if one in job.tasks or one in job.bound:
+                self._moves(job, one)
             job.tasks.pop(one, None)
             job.claims.pop(one, None)
             job.bound.discard(one)
             job.done.discard(one)
+
+    def _moves(self, job: Job, task: str) -> None:
+        if job.head.uid:
+            self.stamp += 1
+            job.moved.pop(task, None)
+            job.moved[task] = self.stamp
+            if len(job.moved) > _MOVED:
+                for old in list(islice(job.moved, _MOVED // 2)):
+                    del job.moved[old]
 
     def drop_if_idle(self, job: Job) -> bool:
         """Forget a job with nothing left to do. Gangs and TrainingJobs stay (their held tasks count) until the slow

@@ -269,8 +269,9 @@ class Ownership:
         before = {
             job.head.key: frozenset(job.tasks) for job in state.pending.jobs.values() if job.partition in partitions
         }
-        began = self._clock.monotonic()
+        began, stamp = self._clock.monotonic(), state.pending.stamp
         truth = await read_truth(self._kube, state.view.known, partitions, self._partitions, state.pending.jobs)
+        truth.stamp = stamp
         if repair or partitions == self.owned:
             self._last_list = began
         await self._merge(truth, partitions, before, repair=repair)

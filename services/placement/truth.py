@@ -38,12 +38,13 @@ POD_GROUPS: Final = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
 @dataclass(slots=True)
 class Truth:
     """Unbound pods of ours by job, job objects, pods of job objects by owner uid. `done`: of gangs whose unbound pods
-    are fewer than their minimum, the members that ended well."""
+    are fewer than their minimum, the members that ended well. `stamp` is `Pending.stamp` as the list began."""
 
     jobs: dict[str, JobChanged] = field(default_factory=dict)
     objects: dict[str, TrainingJobView] = field(default_factory=dict)
     owned: dict[str, list[PodView]] = field(default_factory=dict)
     done: dict[str, set[str]] = field(default_factory=dict)
+    stamp: int = 0
 
 
 async def read_truth(

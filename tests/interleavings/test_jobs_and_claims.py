@@ -14,6 +14,7 @@ from libs.kube import boundpods, trainingjobs, writes
 from libs.kube.port import Answer
 from libs.store.redis import RedisLedger
 from services.binder.tenure import Tenure
+from services.placement.jobs import Pending
 from services.placement.ownership import Ownership
 from services.watcher import lead as watcher_lead
 from tests.interleavings.incident import both, incident, lua, python
@@ -300,3 +301,27 @@ async def test_06_an_outcome_is_lost_with_its_binder(world: World) -> None:
     world.forget_plans()
     await world.start("binder", "-2")
     await world.until(lambda: "x" in world.bound(), "a claim of which nobody reports is found ended", 90.0)
+
+
+@incident(what_moved_since_the_list_began_is_not_missing=python(Pending, "moved_since", lambda *_: []))
+async def test_a_task_is_bound_while_a_list_without_it_is_on_its_way(world: World) -> None:
+    """Its pod is created after the list was read and before it is heard of: to who only compares, the task seems lost,
+    and is done a second time beside the first."""
+    world.node("n1", 4)
+    await world.start("watcher")
+    await world.start("placement", placement_slow_pass_s=2.0)
+    await world.start("binder")
+    creating = world.pauses.hold("binder", "POST pods")
+    world.job("train", 1)
+    await creating.reached()
+    listing = world.pauses.hold("placement", "GET trainingjobs")
+    await listing.reached()
+    pods = world.pauses.hold("placement", "GET pods", after=True)
+    listing.go()
+    await pods.reached()
+    creating.go()
+    await world.until(lambda: world.bound(), "it runs")
+    await world.rest(0.5)
+    pods.go()
+    await world.rest(10.0)
+    law(len(world.bound()) == 1, f"a task runs once: {world.bound()}")
