@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from tools.stack import StackInfo
+from tools.stack.ports import choose
 
 SERVICES = ("watcher", "metrics-collector", "placement", "preemptor", "binder")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -181,6 +181,5 @@ def tail(log: Path, lines: int = 25) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Not one that an outgoing connection may take before the service listens."""
+    return choose(["http"])["http"]
