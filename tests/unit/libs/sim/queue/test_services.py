@@ -39,7 +39,10 @@ def job(name: str, submit: float, duration: float, gpus: float, tenant: str = "t
 
 
 def play(
-    jobs: Sequence[TraceJob], nodes: int = 1, deserved: Mapping[str, float] | None = None, little: LittleService | None = None
+    jobs: Sequence[TraceJob],
+    nodes: int = 1,
+    deserved: Mapping[str, float] | None = None,
+    little: LittleService | None = None,
 ) -> History:
     return ServicesLoop(Cluster(nodes, 8), Services(little), Costs(60, 1800), jobs, deserved or {}).run()
 
