@@ -101,19 +101,20 @@ class Controller:
 
     def reviewed(self, truth: Truth) -> None:
         """Job objects of our partitions as listed just now."""
+        moved = self._state.pending.moved_since(truth.stamp)
         for key, view in truth.objects.items():
             if view.deleting:
                 self.cancelled(key)
             else:
-                self.apply(view, truth.owned.get(view.uid, ()), truth.stamp)
+                self.apply(view, truth.owned.get(view.uid, ()), moved.get(view.uid, ()))
         # Of jobs whose end nobody told us, and of partitions that others have by now.
         for key in [k for k in self._status if k not in truth.objects and k not in self._state.pending.jobs]:
             del self._status[key]
         self._teller.retell()
 
-    def apply(self, view: TrainingJobView, pods: Collection[PodView], stamp: int) -> None:
-        """Bring the pending set, the status and the pods in line with what the object and its pods amount to. What
-        moved since these began to be listed, at `stamp`, is left as it is, and looked at again."""
+    def apply(self, view: TrainingJobView, pods: Collection[PodView], moved: Collection[str]) -> None:
+        """Bring the pending set, the status and the pods in line with what the object and its pods amount to. Tasks
+        that `moved` since these began to be listed are left as they are, and looked at again."""
         state, key = self._state, view.key
         job = state.pending.jobs.get(key)
         if job is not None and job.head.uid != view.uid:
@@ -128,7 +129,7 @@ class Controller:
             # Our own write is still on its way: by the older status the same failure would be counted twice.
             view = msgspec.structs.replace(view, status=mine)
         claimed = tuple(job.claims) if job is not None else ()
-        if job is not None and (moved := state.pending.moved_since(job, stamp)):
+        if moved:
             claimed = (*claimed, *moved)
             state.look.add(key)
             state.look_event.set()
@@ -274,7 +275,7 @@ class Controller:
             p for p in map(parse_pod, listed.items) if p.training_job is not None and p.training_job.uid == view.uid
         ]
         if partition_of(key, self._partitions) in self._state.active:
-            self.apply(view, pods, stamp)
+            self.apply(view, pods, self._state.pending.moved_since(stamp).get(view.uid, ()))
 
     async def _look_at_gang(self, key: str, namespace: str) -> None:
         """A gang of pods without an object: all that is asked is which of its members ended well."""

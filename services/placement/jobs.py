@@ -29,8 +29,8 @@ from services.placement.attention import SLICES, Attention
 #: How many ended or bound task ids are remembered at the least. At 1,000 pods/s this is a minute, two slow passes; a
 #: hint or a list that is older than that is caught by the ledger (tombstones, held tasks).
 REMEMBERED: Final = 60_000
-#: Tasks of one job that moved lately. A list takes seconds.
-_MOVED: Final = 8192
+#: Tasks of job objects that moved lately. A list takes seconds.
+_MOVED: Final = 65_536
 
 Order = tuple[int, float, str]
 
@@ -74,8 +74,6 @@ class Job:
     bound: set[str] = field(default_factory=set)
     #: Members that ended well, as last listed: they did their part. Forgotten when their pods are deleted.
     done: set[str] = field(default_factory=set)
-    #: Of a job object: tasks that were bound or have gone, by the stamp of that (`Pending.stamp`), the latest ones.
-    moved: dict[str, int] = field(default_factory=dict)
     #: A member of a gang holds no room any more, and how it ended is not known here.
     doubt: bool = False
     evicting: Evicting | None = None
@@ -138,6 +136,7 @@ class Pending:
         self._timers: list[tuple[float, str]] = []
         #: Grows with each task of a job object that is bound or goes.
         self.stamp = 0
+        self._moved: dict[str, int] = {}  # task -> stamp, the latest last
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
@@ -192,34 +191,42 @@ class Pending:
         self.ended.add(ids)
         self._settle(job, (), ids)
 
-    def moved_since(self, job: Job, stamp: int) -> list[str]:
-        """Tasks that were bound or have gone since: a list that began at this stamp may or may not have their pods."""
-        return [task for task, at in job.moved.items() if at > stamp]
+    def moved_since(self, stamp: int) -> dict[str, list[str]]:
+        """Tasks of job objects that were bound or have gone since, by the object's uid: a list that began at this stamp
+        may or may not have their pods."""
+        found: dict[str, list[str]] = {}
+        for task, at in reversed(self._moved.items()):
+            if at <= stamp:
+                break
+            found.setdefault(task.partition("/")[0], []).append(task)
+        return found
 
     def _settle(self, job: Job, bound: Iterable[str], gone: Iterable[str]) -> None:
         keeps = job.head.gang_min > 1 or bool(job.head.uid)
         for one in bound:
+            if one not in job.bound:
+                self._moves(one)
             job.tasks.pop(one, None)
             job.claims.pop(one, None)
-            if keeps and one not in job.bound:
+            if keeps:
                 job.bound.add(one)
-                self._moves(job, one)
         for one in gone:
-            if one in job.tasks or one in job.bound:
-                self._moves(job, one)
+            if one in job.tasks or one in job.claims or one in job.bound:
+                self._moves(one)
             job.tasks.pop(one, None)
             job.claims.pop(one, None)
             job.bound.discard(one)
             job.done.discard(one)
 
-    def _moves(self, job: Job, task: str) -> None:
-        if job.head.uid:
-            self.stamp += 1
-            job.moved.pop(task, None)
-            job.moved[task] = self.stamp
-            if len(job.moved) > _MOVED:
-                for old in list(islice(job.moved, _MOVED // 2)):
-                    del job.moved[old]
+    def _moves(self, task: str) -> None:
+        if "/" not in task:
+            return  # a pod of its own: the list says what becomes of it
+        self.stamp += 1
+        self._moved.pop(task, None)
+        self._moved[task] = self.stamp
+        if len(self._moved) > _MOVED:
+            for old in list(islice(self._moved, _MOVED // 4)):
+                del self._moved[old]
 
     def drop_if_idle(self, job: Job) -> bool:
         """Forget a job with nothing left to do. Gangs and TrainingJobs stay (their held tasks count) until the slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
@@ -303,7 +304,7 @@ async def test_06_an_outcome_is_lost_with_its_binder(world: World) -> None:
     await world.until(lambda: "x" in world.bound(), "a claim of which nobody reports is found ended", 90.0)
 
 
-@incident(what_moved_since_the_list_began_is_not_missing=python(Pending, "moved_since", lambda *_: []))
+@incident(what_moved_since_the_list_began_is_not_missing=python(Pending, "moved_since", lambda *_: {}))
 async def test_a_task_is_bound_while_a_list_without_it_is_on_its_way(world: World) -> None:
     """Its pod is created after the list was read and before it is heard of: to who only compares, the task seems lost,
     and is done a second time beside the first."""
@@ -323,5 +324,29 @@ async def test_a_task_is_bound_while_a_list_without_it_is_on_its_way(world: Worl
     await world.until(lambda: world.bound(), "it runs")
     await world.rest(0.5)
     pods.go()
+    await world.rest(10.0)
+    law(len(world.bound()) == 1, f"a task runs once: {world.bound()}")
+
+
+@incident(what_moved_since_the_list_began_is_not_missing=python(Pending, "moved_since", lambda *_: {}))
+async def test_a_task_is_bound_while_the_next_owner_lists(world: World) -> None:
+    """Who takes a partition knows of open claims by the ledger alone; the job itself comes with the list."""
+    world.node("n1", 4)
+    _, placement, _ = await world.spine("placement", "binder")
+    creating = world.pauses.hold("binder", "POST pods")
+    world.job("train", 1)
+    await creating.reached()
+    await placement.kill()
+    listing = world.pauses.hold("placement-2", "GET trainingjobs")
+    starting = asyncio.create_task(world.start("placement", "-2"))
+    await listing.reached()
+    pods = world.pauses.hold("placement-2", "GET pods", after=True)
+    listing.go()
+    await pods.reached()
+    creating.go()
+    await world.until(lambda: world.bound(), "it runs")
+    await world.rest(0.5)
+    pods.go()
+    await starting
     await world.rest(10.0)
     law(len(world.bound()) == 1, f"a task runs once: {world.bound()}")
