@@ -32,6 +32,8 @@ class Observer:
         self._redis = redis
         #: Pods as they were bound: uid -> (name, node, devices), first seen; what they do with them later is theirs.
         self.granted: dict[str, tuple[str, str, dict[int, int]]] = {}
+        #: Tasks of job objects that run or have run to their end: "<job uid>/<role>/<index>" -> the pod's (uid, name).
+        self.done: dict[str, tuple[str, str]] = {}
         self.bindings: list[tuple[str, str, str]] = []  # (name, node, claim), in order
         self.broken: list[str] = []
         self.refused: list[tuple[str, str]] = []  # (actor, refusal) of commits
@@ -43,6 +45,7 @@ class Observer:
         if change.place.resource != "/pods":
             return
         new = change.new
+        self._task_changed(change)
         if new is None or new["status"].get("phase") in ("Succeeded", "Failed"):
             self.granted.pop((new or change.old)["metadata"]["uid"], None)
             return
@@ -58,6 +61,19 @@ class Observer:
             if twice and pod.claim:
                 self.broken.append(f"a device is given once: {pod.name} and {name} have GPU {twice} of {node}")
         self.granted[pod.uid] = (pod.name, pod.node, devices)
+
+    def _task_changed(self, change: Any) -> None:
+        """A task runs beside no other attempt of it, and beside no result of it."""
+        pod = parse_pod(change.raw) if change.new is not None else None
+        uid = (change.new or change.old)["metadata"]["uid"]
+        if pod is None or pod.terminating or pod.phase == "Failed":
+            for slot in [slot for slot, (held, _) in self.done.items() if held == uid]:
+                del self.done[slot]
+        elif pod.training_job is not None and (pod.holds or pod.phase == "Succeeded"):
+            slot = f"{pod.training_job.uid}/{pod.role}/{pod.index}"
+            before = self.done.setdefault(slot, (uid, pod.name))
+            if before[0] != uid:
+                self.broken.append(f"a task is done once: {pod.name} beside {before[1]}")
 
     def after(self, point: Point, answer: Any) -> None:
         if point.act in ("ledger commit", "ledger commit_evictions"):
