@@ -10,6 +10,7 @@ from libs.domain.jobs import JobHead, Task
 from libs.domain.resources import GpuRequest, Request
 from libs.domain.usage import NodeUse
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
+from libs.engine.fair import place_of
 from libs.store.port import Refusal
 from services.placement.decide import (
     Next,
@@ -117,6 +118,32 @@ def test_freed_room_wakes_one_of_the_alike_and_success_wakes_twice_as_many() -> 
     assert waiting.placed("j2") == ["j3", "j4", "j5", "j6"]
     waiting.hold(jobs[3], looks(jobs[3]), NO_ROOM)
     assert len(waiting) == 7
+
+
+def test_of_the_alike_the_one_with_less_service_is_first_and_who_is_overdue_no_more_stands_behind_again() -> None:
+    levels, overdue = {"j0": 3, "j1": 0, "j2": 1}, set[str]()
+    waiting = Waiting()
+    waiting.place = lambda job: place_of(job.head, job.head.key in overdue, levels[job.head.key])
+    jobs = {key: waiting_job(key, created=float(n)) for n, key in enumerate(levels)}
+    for job in jobs.values():
+        waiting.hold(job, looks(job), NO_ROOM)
+    room = News(kinds={Wake.ROOM_FREED})
+
+    def line() -> list[str]:
+        return waiting.firsts("default", 3)
+
+    assert line() == ["j1", "j2", "j0"]
+    assert waiting.ahead(jobs["j0"]) == 2
+    overdue.add("j0")
+    waiting.aged(jobs["j0"])
+    assert line() == ["j0", "j1", "j2"]
+    assert waiting.wake(room) == ["j0"]
+    overdue.clear()
+    for _ in range(200):
+        waiting.aged(jobs["j0"])
+    waiting.hold(jobs["j0"], looks(jobs["j0"]), NO_ROOM)
+    assert waiting.first("default") == "j1"
+    assert waiting.wake(room) == ["j1"]
 
 
 def test_nobody_is_woken_whom_the_event_cannot_help() -> None:
