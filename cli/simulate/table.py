@@ -17,16 +17,16 @@ _BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
 def table(
     data: Annotated[Path, typer.Option(help="Folder with openb_node_list_gpu_node.csv and openb_pod_list_*.csv[.gz].")],
     page: Annotated[Path, typer.Option(help="Page whose table is written anew.")] = Path("docs/packing.md"),
-    results: Annotated[Path, typer.Option(help="Where results are kept; what is there is not run again.")] = Path(
-        "var/packing.json"
-    ),
+    results: Annotated[
+        Path, typer.Option(help="Where results are kept; what is there, and made by these sources, is not run again.")
+    ] = Path("var/packing.json"),
     processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
 ) -> None:
     """Run all lists, policies and node orders, and write the tables of docs/packing.md."""
     from libs.sim.errors import SimulationError
     from libs.sim.lists import read_nodes, read_tasks
     from libs.sim.study import Study, parse_seeds, summary
-    from libs.sim.table import THEN, bound_key, bound_of, cells, lists_in, published, write
+    from libs.sim.table import THEN, bound_key, bound_of, cells, digest, lists_in, published, write
 
     lists = lists_in(data)
     if not lists:
@@ -39,13 +39,15 @@ def table(
             if bound_key(name) not in known:
                 known[bound_key(name)] = bound_of(read_nodes(nodes), read_tasks(path))
                 results.write_text(json.dumps(known))
+        sources = digest()
         for cell in cells(list(lists)):
-            if cell.key in known:
+            if known.get(cell.key, {}).get("sources") == sources:
                 continue
             first, _, second = cell.tasks.partition(THEN)
             then = lists[second] if second else None
             study = Study(nodes, lists[first], (cell.policy,), parse_seeds(cell.seeds), 130, cell.order, then)
-            known[cell.key] = summary(cell.policy, with_progress(study, processes, cell.key)[cell.policy])
+            found = summary(cell.policy, with_progress(study, processes, cell.key)[cell.policy])
+            known[cell.key] = {**found, "sources": sources}
             results.write_text(json.dumps(known))
     except SimulationError as error:
         raise CommandError(str(error)) from None

@@ -6,6 +6,7 @@ Results are kept by what was run, so that a table can be completed bit by bit an
 from __future__ import annotations
 
 import csv
+import hashlib
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,36 @@ def published(folder: Path) -> dict[tuple[str, str], float]:
             for row in csv.DictReader(file)
             if row["arrived_load_pct"] == "100" and row["policy"] in names
         }
+
+
+#: What decides where a task of these lists goes, and what is counted of it.
+_DECIDING: Final = (
+    "engine/policies",
+    "engine/ask.py",
+    "engine/columns.py",
+    "engine/devices.py",
+    "engine/feasible.py",
+    "engine/filters.py",
+    "engine/matrix.py",
+    "engine/mix.py",
+    "engine/snapshot.py",
+    "sim/arrivals.py",
+    "sim/lists.py",
+    "sim/pack.py",
+    "sim/study.py",
+    "sim/world.py",
+)
+
+
+def digest() -> str:
+    """Of the sources that decide: a result that was made by others is made anew."""
+    root = Path(__file__).parent.parent
+    found = hashlib.sha256()
+    for name in _DECIDING:
+        path = root / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            found.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 Results = dict[str, dict[str, Any]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from libs.sim import table
 from libs.sim.study import Study, run_study
-from libs.sim.table import BASELINES, SEEDS, Cell, bound_key, cells, lists_in, published, write
+from libs.sim.table import BASELINES, SEEDS, Cell, bound_key, cells, digest, lists_in, published, write
 
 
 def result(at_100: float, **classes: float) -> dict[str, Any]:
@@ -40,6 +43,17 @@ def test_lists_are_found_by_name_and_published_figures_by_list_and_policy(tmp_pa
     assert list(lists_in(tmp_path)) == ["default", "zeta"]
     assert published(tmp_path) == {("default", "fgd"): 4.75}
     assert {cell.policy for cell in cells(["default"])} == {"drystone", *BASELINES}
+
+
+def test_figures_of_other_sources_are_known_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now = digest()
+    assert now == digest()
+    copy = tmp_path / "libs"
+    shutil.copytree(Path(table.__file__).parent.parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(table, "__file__", str(copy / "sim" / "table.py"))
+    assert digest() == now
+    (copy / "engine" / "policies" / "fgd.py").write_text("")
+    assert digest() != now
 
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn1,96000,393216,8,G2\n"
