@@ -9,7 +9,7 @@ from msgspec import structs
 from libs.domain.resources import WHOLE, Charge, GpuGrant, GpuRequest, Request
 from libs.engine.ask import Ask, ask_key
 from libs.engine.mix import ONE, Shape, Share, TypicalMix
-from libs.engine.policies.kinds import Kinds
+from libs.engine.policies.kinds import SPARE_PARTS, Kinds
 from libs.engine.policies.usable import Usable
 from libs.engine.snapshot import Snapshot
 from libs.testkit.builders import node, pod, task
@@ -73,15 +73,57 @@ def test_look_ups_give_what_the_definition_gives(
         assert found == sum(everywhere)
 
 
+def side_by_side(shape: Shape, weight: int, model: str, cpu: int, idle: list[int]) -> int:
+    """Idle GPU that whole tasks of this shape could take beside each other, a twentieth of the CPU to spare for those
+    with one GPU; of tasks with parts of devices, what the definition says."""
+    if not shape.gpus or shape.milli:
+        return defined(shape, weight, model, cpu, idle)
+    if shape.models and model not in shape.models:
+        return 0
+    each = shape.cpu + (shape.cpu // SPARE_PARTS if shape.gpus == 1 else 0)
+    tasks = idle.count(WHOLE) // shape.gpus
+    return weight * WHOLE * shape.gpus * (min(tasks, cpu // each) if each else tasks)
+
+
 @laws
-@given(nodes, mixes, st.integers(0, 8_000), st.sampled_from([(0, 0), (1, 0), (1, 300), (1, 500), (2, 0), (2, 300)]))
+@given(st.lists(nodes, min_size=1, max_size=6), mixes)
+def test_counted_by_places_a_node_is_worth_what_fits_side_by_side(
+    rows: list[tuple[str, int, int, list[int]]], mix: dict[Shape, int]
+) -> None:
+    snapshot = snapshot_of(rows)
+    kinds = Kinds(snapshot, mix, places=True)
+    usable = Usable(kinds, [Share(shape, weight) for shape, weight in mix.items()])
+    together = usable.of_many(snapshot.columns())
+    for at, (model, _, cpu, _) in enumerate(rows):
+        state = snapshot.states[at]
+        assert state is not None
+        worth = sum(side_by_side(shape, weight, model, cpu, state.milli) for shape, weight in mix.items())
+        assert usable.of(state) == worth == together[at]
+    _, reach = kinds.reach(snapshot.columns(), [Share(shape, 1) for shape in mix])
+    for shape, found in zip(mix, reach, strict=True):
+        everywhere = [
+            side_by_side(shape, 1, row[0], row[2], state.milli)
+            for row, state in zip(rows, snapshot.states, strict=False)
+            if state is not None
+        ]
+        assert found == sum(everywhere)
+
+
+@laws
+@given(
+    nodes,
+    mixes,
+    st.booleans(),
+    st.integers(0, 8_000),
+    st.sampled_from([(0, 0), (1, 0), (1, 300), (1, 500), (2, 0), (2, 300)]),
+)
 def test_the_value_afterwards_is_that_of_the_best_devices(
-    row: tuple[str, int, int, list[int]], mix: dict[Shape, int], cpu: int, gpu: tuple[int, int]
+    row: tuple[str, int, int, list[int]], mix: dict[Shape, int], places: bool, cpu: int, gpu: tuple[int, int]
 ) -> None:
     snapshot = snapshot_of([row])
     state = snapshot.states[0]
     assert state is not None
-    usable = Usable(Kinds(snapshot, mix), [Share(shape, weight) for shape, weight in mix.items()])
+    usable = Usable(Kinds(snapshot, mix, places), [Share(shape, weight) for shape, weight in mix.items()])
     ask = Ask(ask_key(structs.replace(task("t"), request=Request(cpu, 0, GpuRequest(*gpu)))))
     if state.tight(ask) < 0:
         return

@@ -36,7 +36,7 @@ class Fgd(Base):
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
-        self._tables = Tables(around.snapshot, around.mix, typical, _as_they_are, idle=False)
+        self._tables = Tables(around.snapshot, around.mix, typical, _as_they_are, ours=False)
 
     def epoch(self) -> int:
         return self._tables.epoch()

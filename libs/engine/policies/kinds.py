@@ -1,14 +1,20 @@
 """What typical tasks ask for, resolved against a cluster: which models, which CPU threshold, which part of a device.
 
 Tables of values by (model, CPU left, idle amount) need few thresholds. CPU thresholds are the amounts that tasks ask
-for; where there are more than LEVELS different ones they are rounded up to fewer significant bits.
+for; where there are too many different ones they are rounded up to fewer significant bits.
+
+Of a node's idle GPU, a task can use by the published measure (FGD) every device that is idle enough, if there are as
+many as it asks for and the CPU is enough for one. Counted by **places**, a task of whole GPUs can use what that many
+tasks like it could take side by side: the idle devices and the CPU, whichever ends first. For tasks with one GPU a
+twentieth of the CPU is left over in that: a node whose CPU just suffices for eight tasks alike rarely gets eight that
+are alike, and no task without GPUs beside them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Container, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,19 +25,38 @@ from libs.engine.snapshot import Snapshot
 
 #: Amounts of one device: 0..1000 milli.
 AMOUNTS: Final = WHOLE + 1
-#: The most CPU thresholds told apart.
+#: The most CPU thresholds told apart for parts of devices, and for whole ones.
 LEVELS: Final = 128
+WHOLE_LEVELS: Final = 512
+#: CPU that is left over where tasks with one GPU are counted side by side: one in so many parts of what they ask for.
+SPARE_PARTS: Final = 20
 
-#: (model code, least level of CPU, milli of each device, 0 or the number of whole devices if several)
-Want = tuple[int, int, int, int]
+
+class Part(NamedTuple):
+    """Devices idle by at least `amount` milli, on nodes of that level of CPU or a higher one, are usable."""
+
+    code: int
+    level: int
+    amount: int
+
+
+class Step(NamedTuple):
+    """On nodes of at least that level of CPU and that many idle devices, so many more of them are usable."""
+
+    code: int
+    level: int
+    devices: int
+    gain: int
 
 
 class Kinds:
-    def __init__(self, snapshot: Snapshot, shapes: Iterable[Shape]) -> None:
+    def __init__(self, snapshot: Snapshot, shapes: Iterable[Shape], places: bool = False) -> None:
         columns = snapshot.columns()
         names = snapshot.model_names()
+        #: Codes of models are less than this; this one means any.
         self.models = len(names)
         self.width = columns.milli.shape[1]
+        self._places = places
         self._codes = {name: code for code, name in enumerate(names)}
         #: The largest device of each model, MiB.
         self.sizes: Ints = np.zeros(self.models, np.int64)
@@ -39,16 +64,21 @@ class Kinds:
             self.sizes[code] = int((columns.dev_mib * (columns.model == code)).max(initial=0))
         self._sizes: list[int] = self.sizes.tolist()
         kept = [shape for shape in shapes if 0 < shape.gpus <= self.width]
-        self.levels = _levels({shape.cpu for shape in kept})
+        wholes = [shape for shape in kept if self._is_whole(shape)]
+        self._for_parts = _levels({shape.cpu for shape in kept if not self._is_whole(shape)}, LEVELS)
+        for_wholes = _levels({cpu for shape in wholes for cpu in self._thresholds(shape)}, WHOLE_LEVELS)
+        #: Thresholds of CPU; a node's level is how many of them it reaches.
+        self.levels = sorted({*self._for_parts, *for_wholes})
         self.level_array: Ints = np.asarray(self.levels, np.int64)
         self.depth = len(self.levels) + 1
-        self._wants = {shape: self._resolve(shape) for shape in kept}
-        self.amounts = sorted({amount for wants in self._wants.values() for _, _, amount, count in wants if not count})
+        #: Of every level, how many thresholds of tasks that take parts of devices it reaches.
+        self.part_level: Ints = np.searchsorted(self._for_parts, [-1, *self.levels], side="right")
+        self.part_depth = len(self._for_parts) + 1
+        self.parts = {shape: list(self._parts(shape)) for shape in kept if not self._is_whole(shape)}
+        self.steps = {shape: list(self._steps(shape)) for shape in wholes}
+        self.amounts = sorted({part.amount for parts in self.parts.values() for part in parts})
         #: For every amount, how many of `amounts` are at most that.
         self.step: Ints = np.searchsorted(np.asarray(self.amounts, np.int64), np.arange(AMOUNTS), side="right")
-
-    def wants(self, shape: Shape) -> list[Want]:
-        return self._wants.get(shape, [])
 
     def codes_of(self, models: Iterable[str]) -> list[int]:
         return [self._codes[name] for name in models if name in self._codes]
@@ -59,16 +89,43 @@ class Kinds:
         found[[code for name, code in self._codes.items() if name in models]] = True
         return found
 
-    def _resolve(self, shape: Shape) -> list[Want]:
-        codes = self.codes_of(shape.models) if shape.models else range(self.models)
-        level = bisect_left(self.levels, shape.cpu) + 1  # a node of that level or a higher one has the CPU
-        found: list[Want] = []
-        for code in codes:
+    def _is_whole(self, shape: Shape) -> bool:
+        """Whether it is looked up by how many devices are idle, not device by device."""
+        if shape.milli:
+            return False
+        return shape.gpus > 1 or (self._places and not shape.mib)
+
+    def _thresholds(self, shape: Shape) -> list[int]:
+        """CPU for so many tasks side by side, from one on."""
+        if not self._places:
+            return [shape.cpu]
+        cpu = shape.cpu + shape.cpu // SPARE_PARTS if shape.gpus == 1 else shape.cpu
+        return [cpu * tasks for tasks in range(1, self.width // shape.gpus + 1)]
+
+    def _within(self, shape: Shape) -> Iterable[int]:
+        """Codes of the models that will do."""
+        if shape.models:
+            return self.codes_of(shape.models)
+        return range(self.models) if shape.mib else (self.models,)
+
+    def _parts(self, shape: Shape) -> Iterable[Part]:
+        level = bisect_left(self._for_parts, shape.cpu) + 1  # a node of that level or a higher one has the CPU
+        for code in self._within(shape):
             amount = self._amount(shape, code)
-            if amount > WHOLE:
+            if amount <= WHOLE:
+                yield Part(code, level, amount)
+
+    def _steps(self, shape: Shape) -> Iterable[Step]:
+        gpus = shape.gpus
+        levels = [bisect_left(self.levels, cpu) + 1 for cpu in self._thresholds(shape)]
+        for code in self._within(shape):
+            if shape.mib and self._amount(shape, code) > WHOLE:
                 continue
-            found.append((code, level, amount, shape.gpus if shape.gpus > 1 and amount == WHOLE else 0))
-        return found
+            for tasks, level in enumerate(levels, 1):
+                yield Step(code, level, tasks * gpus, gpus)
+            if not self._places:
+                for devices in range(gpus + 1, self.width + 1):
+                    yield Step(code, levels[0], devices, 1)
 
     def _amount(self, shape: Shape, code: int) -> int:
         """Milli of one device of that model; above WHOLE where it cannot serve the task."""
@@ -83,30 +140,31 @@ class Kinds:
         """All idle GPU of the nodes, and the part of it that each shape could use, milli."""
         held = np.clip(nodes.milli, 0, WHOLE) * (nodes.usable & ~nodes.shut[:, None])
         level = np.searchsorted(self.level_array, nodes.cpu, side="right")
-        cells, steps, places = self.models * self.depth, len(self.amounts) + 1, self.width + 1
+        cells, steps, places = self.models * self.part_depth, len(self.amounts) + 1, self.width + 1
         on = held > 0
-        cell = (nodes.model * self.depth + level[:, None])[on] * steps
+        cell = (nodes.model * self.part_depth + self.part_level[level][:, None])[on] * steps
         amounts = held[on]
         # Whole numbers below 2**53: the sums are exact.
         device = np.bincount(cell + self.step[amounts], amounts, cells * steps).astype(np.int64)
         idle = np.where(nodes.shut, 0, nodes.idle)
-        several = np.bincount((nodes.main * self.depth + level) * places + idle, WHOLE * idle, cells * places)
-        by_device = _from_above(device.reshape(self.models, self.depth, steps))
-        by_node = _from_above(several.astype(np.int64).reshape(self.models, self.depth, places))
-        found = [
-            sum(
-                int(by_node[code, at, count] if count else by_device[code, at, self.step[amount]])
-                for code, at, amount, count in self.wants(shape)
-            )
-            for shape, _ in shares
-        ]
+        several = np.bincount(
+            (nodes.main * self.depth + level) * places + idle, minlength=self.models * self.depth * places
+        )
+        by_device = _from_above(device.reshape(self.models, self.part_depth, steps)).tolist()
+        by_node = _from_above(several.reshape(self.models, self.depth, places)).tolist()
+        at_least: list[int] = self.step.tolist()
+        found: list[int] = []
+        for shape, _ in shares:
+            usable = sum(by_device[code][at][at_least[amount]] for code, at, amount in self.parts.get(shape, ()))
+            usable += WHOLE * sum(gain * by_node[code][at][n] for code, at, n, gain in self.steps.get(shape, ()))
+            found.append(usable)
         return int(held.sum()), found
 
 
-def _levels(amounts: set[int]) -> list[int]:
+def _levels(amounts: set[int], most: int) -> list[int]:
     bits = 30
     found = amounts
-    while len(found) > LEVELS:
+    while len(found) > most:
         bits -= 1
         found = {_rounded_up(amount, bits) for amount in amounts}
     return sorted(found)
@@ -119,6 +177,7 @@ def _rounded_up(amount: int, bits: int) -> int:
 
 
 def _from_above(table: Ints) -> Ints:
-    """Sums over all higher levels and amounts, own ones included."""
+    """Sums over all higher levels and amounts, own ones included; after all models, their sum."""
     flipped = table[:, ::-1, ::-1]
-    return np.cumsum(np.cumsum(flipped, axis=1), axis=2)[:, ::-1, ::-1]
+    summed = np.cumsum(np.cumsum(flipped, axis=1), axis=2)[:, ::-1, ::-1]
+    return np.concatenate([summed, summed.sum(axis=0, keepdims=True)])

@@ -35,12 +35,12 @@ class Tables:
         mix: TypicalMix,
         gather: Callable[[list[Share]], list[Share]],
         weigh: Weigh,
-        idle: bool,
+        ours: bool,
     ) -> None:
-        """Without `idle` the tables do not depend on what is idle."""
+        """With `ours` the weights depend on what is idle, and tasks of whole GPUs are counted by places (`kinds`)."""
         self._snapshot = snapshot
         self._mix = mix
-        self._follows = idle
+        self._follows = self._places = ours
         self._made_at = self._idle = 0
         self._gather = gather
         self._weigh = weigh
@@ -57,7 +57,7 @@ class Tables:
         made_for = (self._mix.version, snapshot.model_count, snapshot.width)
         if made_for != self._made_for or self._stale():
             shares = self._gather(self._mix.shares())
-            kinds = Kinds(snapshot, [share.shape for share in shares])
+            kinds = Kinds(snapshot, [share.shape for share in shares], self._places)
             self.usable = Usable(kinds, self._weigh(kinds, shares))
             self._made_for = (self._mix.version, snapshot.model_count, snapshot.width)
             self._made_at = self._mix.seen

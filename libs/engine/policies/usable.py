@@ -41,20 +41,21 @@ class Usable:
         self._levels = kinds.levels
         self._level_array = kinds.level_array
         self._depth = kinds.depth
+        self._part_levels = kinds.part_level
+        self._part_level: list[int] = kinds.part_level.tolist()
+        self._part_depth = kinds.part_depth
         self._places = places = kinds.width + 1
         amounts = kinds.amounts
-        device = np.zeros((kinds.models, self._depth, len(amounts) + 1), np.int64)
-        several = np.zeros((kinds.models, self._depth, places), np.int64)
+        device = np.zeros((kinds.models + 1, self._part_depth, len(amounts) + 1), np.int64)
+        several = np.zeros((kinds.models + 1, self._depth, places), np.int64)
+        step = kinds.step
         for shape, weight in shares:
-            for code, level, amount, count in kinds.wants(shape):
-                if count:
-                    several[code, level, count] += weight
-                else:
-                    device[code, level, kinds.step[amount]] += weight
-        for table in (device, several):
-            np.cumsum(table, axis=1, out=table)
-            np.cumsum(table, axis=2, out=table)
-        several *= WHOLE * np.arange(places, dtype=np.int64)
+            for code, level, amount in kinds.parts.get(shape, ()):
+                device[code, level, step[amount]] += weight
+            for code, level, devices, gain in kinds.steps.get(shape, ()):
+                several[code, level, devices] += weight * gain
+        device, several = (_summed(table) for table in (device, several))
+        several *= WHOLE
         expanded = np.repeat(device, np.bincount(kinds.step, minlength=len(amounts) + 1), axis=2)
         expanded *= _IDLE
         self._device: Ints = expanded.reshape(-1)
@@ -81,13 +82,12 @@ class Usable:
             return 0
         device = self._device_view
         level = bisect_right(self._levels, node.cpu)
-        depth, codes = self._depth, node.codes
-        total: int = 0
+        part, depth, codes = self._part_level[level], self._part_depth, node.codes
+        total: int = self._several_view[(_main(node) * self._depth + level) * self._places + node.idle]
         for i in node.index:
             milli = node.milli[i]
             if milli > 0 and node.usable[i]:
-                total += device[(codes[i] * depth + level) * AMOUNTS + (milli if milli < WHOLE else WHOLE)]
-        total += self._several_view[(_main(node) * depth + level) * self._places + node.idle]
+                total += device[(codes[i] * depth + part) * AMOUNTS + (milli if milli < WHOLE else WHOLE)]
         return total
 
     def after(self, node: NodeState, ask: Ask) -> int:
@@ -96,24 +96,25 @@ class Usable:
             return 0
         device = self._device_view
         level = bisect_right(self._levels, node.cpu - ask.cpu)
-        depth, codes, milli, usable, idle = self._depth, node.codes, node.milli, node.usable, node.idle
+        part, depth = self._part_level[level], self._part_depth
+        codes, milli, usable, idle = node.codes, node.milli, node.usable, node.idle
         first = codes[node.index[0]] if node.index else 0
-        base = (first * depth + level) * self._places + idle
+        base = (first * self._depth + level) * self._places + idle
         several = self._several_view
         total: int = several[base]
         if ask.share:
-            moves = self._moves(node, ask, level, total - several[base - 1] if idle else 0)
+            moves = self._moves(node, ask, part, total - several[base - 1] if idle else 0)
             if ask.count == 1:
                 total -= min(moves)[0]
             else:
                 moves.sort()
                 total -= sum(change for change, _ in moves[: ask.count])
         elif ask.count:
-            total = several[base - ask.count] - ask.count * device[(first * depth + level) * AMOUNTS + WHOLE]
+            total = several[base - ask.count] - ask.count * device[(first * depth + part) * AMOUNTS + WHOLE]
         for i in node.index:
             held = milli[i]
             if held > 0 and usable[i]:
-                total += device[(codes[i] * depth + level) * AMOUNTS + (held if held < WHOLE else WHOLE)]
+                total += device[(codes[i] * depth + part) * AMOUNTS + (held if held < WHOLE else WHOLE)]
         return total
 
     def devices(self, node: NodeState, ask: Ask) -> list[int]:
@@ -121,11 +122,11 @@ class Usable:
         level = bisect_right(self._levels, node.cpu - ask.cpu)
         base = (_main(node) * self._depth + level) * self._places + node.idle
         broken = self._several_view[base] - self._several_view[base - 1] if node.idle else 0
-        return [i for _, i in sorted(self._moves(node, ask, level, broken))[: ask.count]]
+        return [i for _, i in sorted(self._moves(node, ask, self._part_level[level], broken))[: ask.count]]
 
-    def _moves(self, node: NodeState, ask: Ask, level: int, broken: int) -> list[tuple[int, int]]:
+    def _moves(self, node: NodeState, ask: Ask, part: int, broken: int) -> list[tuple[int, int]]:
         """(value lost, device) for every device that one share of the task fits on."""
-        device, depth, codes, milli, mib = self._device_view, self._depth, node.codes, node.milli, node.mib
+        device, depth, codes, milli, mib = self._device_view, self._part_depth, node.codes, node.milli, node.mib
         wanted, models, usable, sizes = ask.milli, ask.models, node.usable, node.dev_mib
         moves: list[tuple[int, int]] = []
         for i in node.index:
@@ -142,7 +143,7 @@ class Usable:
                     continue
             if mib[i] < asked_mib:
                 continue
-            at = (codes[i] * depth + level) * AMOUNTS + held
+            at = (codes[i] * depth + part) * AMOUNTS + held
             lost = device[at] - device[at - taken]
             if held == WHOLE and broken and milli[i] == WHOLE and mib[i] == sizes[i]:
                 lost += broken
@@ -152,7 +153,7 @@ class Usable:
     # -- many nodes -------------------------------------------------------------------------------------------------
     def of_many(self, nodes: Columns) -> Ints:
         level = np.searchsorted(self._level_array, nodes.cpu, side="right")
-        at = (nodes.model * self._depth + level[:, None]) * AMOUNTS
+        at = (nodes.model * self._part_depth + self._part_levels.take(level)[:, None]) * AMOUNTS
         at += held_on(nodes)
         main = (nodes.main * self._depth + level) * self._places
         value = row_sums(self._device.take(at)) + self._several.take(main + nodes.idle)
@@ -162,16 +163,16 @@ class Usable:
         """`after` for every node; what stands for nodes where the task does not fit means nothing."""
         level = np.searchsorted(self._level_array, nodes.cpu - ask.cpu, side="right")
         held = held_on(nodes)
-        at = (nodes.model * self._depth + level[:, None]) * AMOUNTS
+        part = self._part_levels.take(level)
+        at = (nodes.model * self._part_depth + part[:, None]) * AMOUNTS
         values = self._device.take(at + held)
-        main = nodes.main * self._depth + level
-        base = main * self._places
+        base = (nodes.main * self._depth + level) * self._places
         idle = self._several.take(base + nodes.idle)
         total: Ints = row_sums(values) + idle
         if not ask.count:
             return np.where(nodes.shut, 0, total)
         if not ask.share:
-            whole = self._device[main * AMOUNTS + WHOLE]
+            whole = self._device[(nodes.main * self._part_depth + part) * AMOUNTS + WHOLE]
             total += self._several[base + np.maximum(nodes.idle - ask.count, 0)] - idle - ask.count * whole
             return total
         if ask.milli:
@@ -205,3 +206,11 @@ def held_on(nodes: Columns) -> Ints:
 
 def _main(node: NodeState) -> int:
     return node.codes[node.index[0]] if node.index else 0
+
+
+def _summed(table: Ints) -> Ints:
+    """What stands for any model counts for each; then sums over all lower levels and amounts, own ones included."""
+    each: Ints = table[:-1] + table[-1]
+    np.cumsum(each, axis=1, out=each)
+    np.cumsum(each, axis=2, out=each)
+    return each

@@ -11,7 +11,7 @@ from libs.engine.core import PlacementEngine
 from libs.engine.mix import TypicalMix
 from libs.engine.policies.drystone import whole_nodes
 from libs.engine.snapshot import Snapshot
-from libs.testkit.builders import ClusterBuilder, cluster, node, pod
+from libs.testkit.builders import ClusterBuilder, cluster, gang, node, pod
 
 
 def engine_of(facts: ClusterBuilder, *before: PendingJob) -> PlacementEngine:
@@ -49,6 +49,26 @@ def test_a_task_that_only_the_rare_node_can_take_is_placed_there_at_once() -> No
 def test_whole_nodes_are_not_broken_up_while_another_place_is_as_good() -> None:
     facts = cluster().node("a", gpus=8).node("b", gpus=8).running("base", gpus=4, cpu=48_000, on="b")
     assert placed_on(engine_of(facts), pod("p", gpus=1, cpu=12_000)) == ["b"]
+
+
+def test_workers_of_an_unknown_kind_share_a_node_while_the_mix_is_young() -> None:
+    facts = cluster()
+    for name in "abcd":
+        facts.node(name, gpus=8, cpu=96_000)
+    workers = [pod(f"w{i}", gpus=1, cpu=4_000, created=float(i)) for i in range(4)]
+    assert len(set(placed_on(engine_of(facts), *workers))) == 1
+    together = engine_of(facts).decide([gang("g", 4, gpus=1, cpu=4_000)])
+    assert len({placement.node for placement in together[0].placements}) == 1
+
+
+def test_small_tasks_leave_the_last_place_of_a_large_kind_alone() -> None:
+    """Half of one node and a whole one are left; tasks with four GPUs have come now and then among many small ones."""
+    past = [pod(f"s{i}", gpus=1, cpu=4_000) for i in range(58)] + [pod(f"l{i}", gpus=4, cpu=16_000) for i in range(2)]
+    facts = cluster().node("a", gpus=4, cpu=48_000).node("b", gpus=4, cpu=48_000)
+    facts.running("held", gpus=1, cpu=12_000, on="b")
+    small = [pod(f"p{i}", gpus=1, cpu=4_000, created=float(i)) for i in range(3)]
+    large = pod("large", gpus=4, cpu=16_000, created=9.0)
+    assert placed_on(engine_of(facts, *past), *small, large) == ["b", "b", "b", "a"]
 
 
 def test_a_task_without_gpu_goes_where_no_gpu_can_be_stranded() -> None:
