@@ -31,6 +31,8 @@ from services.placement.attention import SLICES, Attention
 REMEMBERED: Final = 60_000
 #: Tasks of job objects that moved lately. A list takes seconds.
 _MOVED: Final = 65_536
+#: Gangs that are remembered when they are forgotten.
+_GANGS: Final = 16_384
 
 Order = tuple[int, float, str]
 
@@ -137,6 +139,8 @@ class Pending:
         #: Grows with each task of a job object that is bound or goes.
         self.stamp = 0
         self._moved: dict[str, int] = {}  # task -> stamp, the latest last
+        #: Gangs that were here before: members of theirs may have ended well.
+        self._gangs = Recent(_GANGS)
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
@@ -156,6 +160,7 @@ class Pending:
                 continue
             if job is None:
                 job = self.jobs[head.key] = Job(head=head, partition=partition, since=now)
+                job.doubt = self._was_here(head)
             known = job.tasks.get(task.id)
             if known is not None and not newer(task.version, known.version):
                 continue
@@ -238,7 +243,14 @@ class Pending:
 
     def remove(self, key: str) -> Job | None:
         self.line.discard(key)
-        return self.jobs.pop(key, None)
+        job = self.jobs.pop(key, None)
+        if job is not None and job.head.gang_min > 1 and not job.head.uid:
+            self._gangs.add((key,))
+        return job
+
+    def _was_here(self, head: JobHead) -> bool:
+        """Whether it is a gang of pods that was forgotten when nothing of it waited any more."""
+        return head.gang_min > 1 and not head.uid and head.key in self._gangs
 
     def drop_partition(self, partition: int) -> list[Job]:
         lost = [job for job in self.jobs.values() if job.partition == partition]

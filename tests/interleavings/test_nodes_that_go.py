@@ -13,6 +13,7 @@ import pytest
 
 from services.placement import assess, reserve
 from services.placement.gangs import Patience
+from services.placement.jobs import Pending
 from services.placement.state import State
 from tests.interleavings.incident import incident, lua, python, run
 from tests.interleavings.laws import BrokenLaw, law
@@ -96,6 +97,24 @@ async def test_room_is_kept_for_a_gang_that_loses_one_of_those_who_wait(world: W
     law("x" not in world.bound(), "room is kept for the first of the line")
     world.delete("g3")
     await world.until(lambda: "x" in world.bound(), "nobody keeps room for a gang that cannot start")
+
+
+@incident(gangs_that_were_here_are_remembered=python(Pending, "_was_here", lambda *_: False))
+async def test_members_are_made_anew_after_others_ended_well_and_the_gang_was_forgotten(world: World) -> None:
+    """A gang of which nothing waits is forgotten by the slow pass. Made anew, its members are too few by themselves:
+    that those who are done count must not be found out by the next slow pass only."""
+    world.node("n1", 3)
+    await world.spine("placement", "binder")
+    world.gang("g", 3)
+    await world.until(lambda: len(world.bound()) == 3, "the gang runs")
+    await world.rest(35.0)
+    world.end("g0")
+    for name in ("g1", "g2"):
+        world.delete(name)
+    await world.rest(0.5)
+    for name in ("g1", "g2"):
+        world.pod(name, gang="g", gang_min=3)
+    await world.until(lambda: world.bound().keys() == {"g1", "g2"}, "those that were made anew run", 5.0)
 
 
 def history(seed: int) -> object:
