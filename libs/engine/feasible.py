@@ -29,6 +29,8 @@ RANK_BITS: Final = 24
 RANK_MASK: Final = (1 << RANK_BITS) - 1
 #: From this many changed rows on, numpy on all of them beats integers one by one.
 FEW: Final = 32
+#: Less than any amount that a node may have left.
+_NO_MATTER: Final = -(1 << 62)
 #: Rows that do not fit are dropped where fewer than one in this many are left over.
 _MOST: Final = 1.5
 
@@ -75,19 +77,18 @@ class Feasibility:
         changes = snapshot.changes
         if self._at == len(changes):
             return
-        rows = changes[self._at :]
+        rows = set(changes[self._at :])
         self._at = len(changes)
         if len(rows) > FEW:
-            distinct = list(set(rows))
-            if len(distinct) > FEW:
-                self._score(None if 2 * len(distinct) > len(snapshot.states) else np.asarray(distinct, np.int64))
-                return
-            rows = distinct
-        keys, states, cpu = self.keys, snapshot.states, self.ask.cpu or -(1 << 62)
+            self._score(None if 2 * len(rows) > len(snapshot.states) else np.asarray(list(rows), np.int64))
+            return
+        keys, states, ask = self.keys, snapshot.states, self.ask
+        cpu = ask.cpu or _NO_MATTER
+        gpu = ask.gpu_milli if ask.count else _NO_MATTER
         for row in rows:
             state = states[row]
-            # Most rows that do not fit lack CPU.
-            keys[row] = -1 if state is None or state.cpu < cpu else self._key(row)
+            # Most rows that do not fit lack CPU, or idle GPUs.
+            keys[row] = -1 if state is None or state.cpu < cpu or state.gpu_free < gpu else self._key(row)
 
     def _rebuild(self) -> None:
         snapshot = self._snapshot

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Container, Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 
@@ -65,12 +65,17 @@ class Kinds:
         self._sizes: list[int] = self.sizes.tolist()
         kept = [shape for shape in shapes if 0 < shape.gpus <= self.width]
         wholes = [shape for shape in kept if self._is_whole(shape)]
-        self._for_parts = _levels({shape.cpu for shape in kept if not self._is_whole(shape)}, LEVELS)
-        for_wholes = _levels({cpu for shape in wholes for cpu in self._thresholds(shape)}, WHOLE_LEVELS)
+        # What no node has is no threshold.
+        top = int(columns.cap_cpu.max(initial=0))
+        self._for_parts = _levels({s.cpu for s in kept if s.cpu <= top and not self._is_whole(s)}, LEVELS)
+        cpus = {cpu for shape in wholes for cpu in self._thresholds(shape) if cpu <= top}
+        for_wholes = _levels(cpus, WHOLE_LEVELS)
         #: Thresholds of CPU; a node's level is how many of them it reaches.
         self.levels = sorted({*self._for_parts, *for_wholes})
-        self.level_array: Ints = np.asarray(self.levels, np.int64)
         self.depth = len(self.levels) + 1
+        # By milli CPU, up to the highest threshold, the level; before that, what less than nothing reaches.
+        ends = [-1, *self.levels, (self.levels or [0])[-1] + 1]
+        self._reached = np.repeat(np.arange(self.depth, dtype=np.int16), np.diff(ends))
         #: Of every level, how many thresholds of tasks that take parts of devices it reaches.
         self.part_level: Ints = np.searchsorted(self._for_parts, [-1, *self.levels], side="right")
         self.part_depth = len(self._for_parts) + 1
@@ -79,6 +84,10 @@ class Kinds:
         self.amounts = sorted({part.amount for parts in self.parts.values() for part in parts})
         #: For every amount, how many of `amounts` are at most that.
         self.step: Ints = np.searchsorted(np.asarray(self.amounts, np.int64), np.arange(AMOUNTS), side="right")
+
+    def level_of(self, cpu: Ints) -> Ints:
+        """How many thresholds are reached: looked up, since searching took a sixth of the time."""
+        return cast(Ints, self._reached.take(cpu + 1, mode="clip"))
 
     def codes_of(self, models: Iterable[str]) -> list[int]:
         return [self._codes[name] for name in models if name in self._codes]
@@ -110,6 +119,8 @@ class Kinds:
 
     def _parts(self, shape: Shape) -> Iterable[Part]:
         level = bisect_left(self._for_parts, shape.cpu) + 1  # a node of that level or a higher one has the CPU
+        if level >= self.part_depth:
+            return  # no node has
         for code in self._within(shape):
             amount = self._amount(shape, code)
             if amount <= WHOLE:
@@ -118,12 +129,13 @@ class Kinds:
     def _steps(self, shape: Shape) -> Iterable[Step]:
         gpus = shape.gpus
         levels = [bisect_left(self.levels, cpu) + 1 for cpu in self._thresholds(shape)]
+        levels = [level for level in levels if level < self.depth]
         for code in self._within(shape):
             if shape.mib and self._amount(shape, code) > WHOLE:
                 continue
             for tasks, level in enumerate(levels, 1):
                 yield Step(code, level, tasks * gpus, gpus)
-            if not self._places:
+            if not self._places and levels:
                 for devices in range(gpus + 1, self.width + 1):
                     yield Step(code, levels[0], devices, 1)
 
@@ -139,7 +151,7 @@ class Kinds:
     def reach(self, nodes: Columns, shares: list[Share]) -> tuple[int, list[int]]:
         """All idle GPU of the nodes, and the part of it that each shape could use, milli."""
         held = np.clip(nodes.milli, 0, WHOLE) * (nodes.usable & ~nodes.shut[:, None])
-        level = np.searchsorted(self.level_array, nodes.cpu, side="right")
+        level = self.level_of(nodes.cpu)
         cells, steps, places = self.models * self.part_depth, len(self.amounts) + 1, self.width + 1
         on = held > 0
         cell = (nodes.model * self.part_depth + self.part_level[level][:, None])[on] * steps

@@ -14,7 +14,7 @@ import numpy as np
 
 from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
-from libs.engine.mix import Share, TypicalMix
+from libs.engine.mix import Shape, Share, TypicalMix
 from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.usable import Usable
 from libs.engine.snapshot import Snapshot
@@ -49,7 +49,9 @@ class Tables:
         self._at = -1
         self._shape = -1
         self._worth: Ints = np.zeros(0, np.int64)
-        self.usable = Usable(Kinds(snapshot, ()), [])
+        self._kinds_for: tuple[tuple[Shape, ...], int, int, int, int] | None = None
+        self._kinds_made = Kinds(snapshot, ())
+        self.usable = Usable(self._kinds_made, [])
 
     def epoch(self) -> int:
         """How many times the tables were made; makes them where that is due."""
@@ -57,7 +59,7 @@ class Tables:
         made_for = (self._mix.version, snapshot.model_count, snapshot.width)
         if made_for != self._made_for or self._stale():
             shares = self._gather(self._mix.shares())
-            kinds = Kinds(snapshot, [share.shape for share in shares], self._places)
+            kinds = self._kinds(tuple([share.shape for share in shares]))
             self.usable = Usable(kinds, self._weigh(kinds, shares))
             self._made_for = (self._mix.version, snapshot.model_count, snapshot.width)
             self._made_at = self._mix.seen
@@ -65,6 +67,15 @@ class Tables:
             self._epoch += 1
             self._at = -1
         return self._epoch
+
+    def _kinds(self, shapes: tuple[Shape, ...]) -> Kinds:
+        """Those made last where nothing that they depend on is another."""
+        snapshot = self._snapshot
+        made_for = (shapes, snapshot.shape, len(snapshot.spec_changes), snapshot.model_count, snapshot.width)
+        if made_for != self._kinds_for:
+            self._kinds_for = made_for
+            self._kinds_made = Kinds(snapshot, shapes, self._places)
+        return self._kinds_made
 
     def _stale(self) -> bool:
         if not self._follows or self._mix.seen - self._made_at < LEAST_TASKS:

@@ -39,7 +39,6 @@ class Usable:
     def __init__(self, kinds: Kinds, shares: list[Share]) -> None:
         self._kinds = kinds
         self._levels = kinds.levels
-        self._level_array = kinds.level_array
         self._depth = kinds.depth
         self._part_levels = kinds.part_level
         self._part_level: list[int] = kinds.part_level.tolist()
@@ -152,19 +151,25 @@ class Usable:
 
     # -- many nodes -------------------------------------------------------------------------------------------------
     def of_many(self, nodes: Columns) -> Ints:
-        level = np.searchsorted(self._level_array, nodes.cpu, side="right")
-        at = (nodes.model * self._part_depth + self._part_levels.take(level)[:, None]) * AMOUNTS
+        level = self._kinds.level_of(nodes.cpu)
+        at = self._rows(nodes, self._part_levels.take(level))
         at += held_on(nodes)
         main = (nodes.main * self._depth + level) * self._places
         value = row_sums(self._device.take(at)) + self._several.take(main + nodes.idle)
         return np.where(nodes.shut, 0, value)
 
+    def _rows(self, nodes: Columns, part: Ints) -> Ints:
+        """Where the look-ups of each device begin."""
+        at = nodes.model * (self._part_depth * AMOUNTS)
+        at += (part * AMOUNTS)[:, None]
+        return at
+
     def after_many(self, nodes: Columns, ask: Ask) -> Ints:
         """`after` for every node; what stands for nodes where the task does not fit means nothing."""
-        level = np.searchsorted(self._level_array, nodes.cpu - ask.cpu, side="right")
+        level = self._kinds.level_of(nodes.cpu - ask.cpu)
         held = held_on(nodes)
         part = self._part_levels.take(level)
-        at = (nodes.model * self._part_depth + part[:, None]) * AMOUNTS
+        at = self._rows(nodes, part)
         values = self._device.take(at + held)
         base = (nodes.main * self._depth + level) * self._places
         idle = self._several.take(base + nodes.idle)
@@ -188,7 +193,7 @@ class Usable:
         broken = self._several[base + np.maximum(nodes.idle - 1, 0)] - idle
         whole_device = (held == WHOLE) & (nodes.mib == nodes.dev_mib)
         change += whole_device * broken[:, None]
-        change[~fits] = _NONE
+        np.putmask(change, ~fits, _NONE)
         if ask.count == 1:
             return total + row_maxima(change)
         ordered = np.sort(change, axis=1)[:, ::-1][:, : ask.count]
