@@ -24,9 +24,12 @@ def wishes(pod: PodView) -> Wishes:
 
 async def scattered(s: Scene) -> tuple[PodView, PodView]:
     """One GPU taken on each of two nodes with two GPUs."""
-    a, b, filler = s.pod("a"), s.pod("b"), s.pod("filler")
-    await fill(s, a, filler, b)
-    await leave(s, filler)
+    await fill(s, *(s.pod(f"p{n}") for n in range(4)))
+    stay: dict[str, PodView] = {}
+    for pod in s.read_pods():
+        if stay.setdefault(pod.node, pod) is not pod:
+            await leave(s, pod)
+    a, b = stay.values()
     return a, b
 
 
