@@ -7,7 +7,6 @@ that were started here, by id and start time, from this process or from another 
 
 import atexit
 import logging
-import os
 import shutil
 import signal
 import threading
@@ -149,8 +148,7 @@ class Stack:
         began = time.monotonic()
         part.prepare(info, self._tools)
         command = [*part.command(info, self._tools), *info.settings.extra_args.get(name, ())]
-        environment = {key: os.environ.get(key, value) for key, value in part.environment.items()}
-        process = spawn(command, info.log_file(name), environment)
+        process = spawn(command, info.log_file(name))
         self._set_process(name, process)
         wait_ready(name, process, info.log_file(name), lambda: part.ready(info), self._start_limit)
         self._report(f"{name}: ready after {time.monotonic() - began:.1f} s (process {process.pid})")

@@ -2,7 +2,7 @@
 
 from tools.stack import accounts, keys, probe
 from tools.stack.info import StackInfo
-from tools.stack.parts.part import GO, Part, Tools
+from tools.stack.parts.part import Part, Tools
 from tools.stack.paths import write_private
 
 # Writes only, without bodies: enough to count them for each user, at a small cost. Leases are logged as well, so that
@@ -90,6 +90,4 @@ def _ready(info: StackInfo) -> bool:
     )
 
 
-APISERVER = Part(
-    "apiserver", ("kube-apiserver", "kubectl"), _command, _ready, _prepare, after=("etcd",), environment=GO
-)
+APISERVER = Part("apiserver", ("kube-apiserver", "kubectl"), _command, _ready, _prepare, after=("etcd",))

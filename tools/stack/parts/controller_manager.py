@@ -6,7 +6,7 @@ emptied after a minute.
 
 from tools.stack import probe
 from tools.stack.info import StackInfo
-from tools.stack.parts.part import GO, Part, Tools
+from tools.stack.parts.part import Part, Tools
 
 _CONTROLLERS = (
     "garbage-collector-controller",
@@ -51,5 +51,4 @@ CONTROLLER_MANAGER = Part(
     _command,
     lambda info: probe.get(info.address("controller-manager"), "/healthz", tls=True) == 200,
     after=("apiserver",),
-    environment=GO,
 )

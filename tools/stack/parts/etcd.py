@@ -2,7 +2,7 @@
 
 from tools.stack import probe
 from tools.stack.info import StackInfo
-from tools.stack.parts.part import GO, Part, Tools
+from tools.stack.parts.part import Part, Tools
 
 
 def _command(info: StackInfo, tools: Tools) -> list[str]:
@@ -35,5 +35,4 @@ ETCD = Part(
     _command,
     lambda info: probe.get(info.address("etcd"), "/readyz") == 200,
     second_ports=("peer",),
-    environment=GO,
 )

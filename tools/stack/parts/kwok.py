@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.stack import probe
 from tools.stack.info import StackInfo
-from tools.stack.parts.part import GO, Part, Tools
+from tools.stack.parts.part import Part, Tools
 
 ANNOTATION = "kwok.x-k8s.io/node=fake"
 _STAGES = Path(__file__).with_name("kwok-stages.yaml")
@@ -34,5 +34,4 @@ KWOK = Part(
     _command,
     lambda info: probe.get(info.address("kwok"), "/healthz") == 200,
     after=("apiserver",),
-    environment=GO,
 )

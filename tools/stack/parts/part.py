@@ -1,18 +1,13 @@
 """What the stack has to know of a part to start it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.stack.info import StackInfo
 
 Tools = Mapping[str, Path]
 """Where the programs lie that a part asked for."""
-
-
-#: For servers in Go, all alike. Their heaps are small here and what they allocate is not, so that collecting garbage by
-#: default took a fifth of the API server's time on the cores that it shares with what is measured.
-GO: Mapping[str, str] = {"GOGC": "400"}
 
 
 def _nothing(_info: StackInfo, _tools: Tools) -> None:
@@ -34,5 +29,3 @@ class Part:
     """The parts that must be ready before it starts."""
     second_ports: tuple[str, ...] = ()
     """Ports that it listens on besides its own."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables for it; what is set outside has the last word."""

@@ -2,7 +2,7 @@
 
 from tools.stack import probe
 from tools.stack.info import StackInfo
-from tools.stack.parts.part import GO, Part, Tools
+from tools.stack.parts.part import Part, Tools
 from tools.stack.paths import write_private
 
 
@@ -41,5 +41,4 @@ SCHEDULER = Part(
     lambda info: probe.get(info.address("scheduler"), "/readyz", tls=True) == 200,
     _prepare,
     after=("apiserver",),
-    environment=GO,
 )
