@@ -14,24 +14,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final
 
 from libs.domain.jobs import JobHead, Task
 from libs.domain.nodes import Gpu, Node
-from libs.domain.queues import Queue, QueueHistory, Quota, Served, Spending
+from libs.domain.queues import Queue, Quota
 from libs.domain.resources import Charge, GpuRequest, Request
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.api import EngineConfig, PendingJob, Placement, Reserved, RunningTask
 from libs.engine.core import PlacementEngine
 from libs.engine.fair import Line
-from libs.engine.fair.budget import HALF_LIFE_S as BUDGET_HALF_LIFE_S
-from libs.engine.fair.decay import left, span
 from libs.engine.fair.shares import WITHIN
 from libs.engine.order.base import NEVER, Item, Order, Rank
 from libs.engine.order.services import Services
 from libs.engine.reserve import lasts
+from libs.sim.queue.accounts import Account
 from libs.sim.queue.cluster import WHOLE, Cluster, Parts
 from libs.sim.queue.loop import LOOK, Costs, Lane, QueueLoop
 from libs.sim.queue.trace import TraceJob
@@ -43,7 +42,6 @@ EPOCH: Final = 1_000_000_000.0
 #: Defaults of the services' settings.
 FAIRNESS: Final = 100
 HISTORY: Final = 50
-HALF_LIFE_S: Final = 86_400
 OVERDUE_S: Final = 129_600.0
 AFTER_S: Final = 60.0
 TURN_S: Final = 600.0
@@ -56,34 +54,6 @@ TOLD_S: Final = 10.0
 #: After a turn it is past, whatever rounding makes of sums.
 _SLACK_S: Final = 1e-3
 _HEADS: Final = 16
-_WINDOW_S: Final = 86_400
-
-
-@dataclass(slots=True)
-class _Account:
-    """Of one queue: milli GPUs that run, and milli GPU seconds as of `at`."""
-
-    milli: int = 0
-    at: float = EPOCH
-    used: float = 0.0
-    revision: int = 0
-    evictions: dict[str, list[int]] = field(default_factory=dict)
-    recent: list[str] = field(default_factory=list)
-    served: dict[str, Served] = field(default_factory=dict)
-    jobs: float = 0.0
-    evicted: float = 0.0
-    lost: float = 0.0
-    told: float = 0.0
-
-    def shift(self, milli: int, now: float) -> None:
-        passed = now - self.at
-        slowly = left(passed, BUDGET_HALF_LIFE_S)
-        self.jobs *= slowly
-        self.evicted *= slowly
-        self.lost *= left(passed, HALF_LIFE_S)
-        self.used = self.used * left(passed, HALF_LIFE_S) + self.milli * span(passed, HALF_LIFE_S)
-        self.at = now
-        self.milli += milli
 
 
 @dataclass(slots=True)
@@ -124,7 +94,7 @@ class ServicesLoop(QueueLoop):
         self._held: list[dict[str, Charge]] = [{} for _ in self._names]
         self._revisions = [0] * cluster.size
         self._pods: dict[int, list[tuple[str, int]]] = {}  # uid and node number
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self._kept: dict[str, _Kept] = {}  # by tenant
         self._kept_milli: dict[str, dict[int, int]] = {}  # by tenant, what of it is free, by node
         self._turns_had: dict[int, int] = {}
@@ -146,7 +116,7 @@ class ServicesLoop(QueueLoop):
 
     def _arrive(self, key: int) -> Lane:
         job = self.jobs[key]
-        account = self._accounts.setdefault(job.tenant, _Account())
+        account = self._accounts.setdefault(job.tenant, Account(EPOCH))
         account.shift(0, self._clock)
         account.jobs += 1
         self._waiting_milli += job.milli
@@ -267,7 +237,7 @@ class ServicesLoop(QueueLoop):
         self._engine.use_seen(NodeUse(self._names[at], self._revisions[at], pods=pods, gpus=used, earmarked=earmarked))
 
     def _use(self, tenant: str, milli: int) -> None:
-        account = self._accounts.setdefault(tenant, _Account())
+        account = self._accounts.setdefault(tenant, Account(EPOCH))
         account.shift(milli, self._clock)
         account.revision += 1
         used = account.milli + sum(self._kept_milli.get(tenant, {}).values())
@@ -280,37 +250,16 @@ class ServicesLoop(QueueLoop):
             if account.told + TOLD_S <= self._clock:
                 self._tell_history(tenant, account)
 
-    def _tell_history(self, tenant: str, account: _Account) -> None:
-        now = account.told = self._clock
-        account.shift(0, now)
-        evictions = {
-            key: kept
-            for key, times in account.evictions.items()
-            if (kept := tuple(at for at in times if at > now - _WINDOW_S))
-        }
-        account.evictions = {key: list(times) for key, times in evictions.items()}
-        recent, account.recent = tuple(account.recent), []
-        self._engine.queue_history_seen(
-            QueueHistory(
-                tenant, now, HALF_LIFE_S, round(account.used), evictions=evictions, recent=recent,
-                served=dict(account.served),
-                spending=Spending(account.jobs, account.evicted, round(account.lost)),
-            )
-        )  # fmt: skip
+    def _tell_history(self, tenant: str, account: Account) -> None:
+        self._engine.queue_history_seen(account.history(tenant, self._clock))
 
     def _record(self, run: Run) -> None:
         """What the watcher's leader writes down of an eviction."""
-        item, now = run.item, self._clock
-        account = self._accounts[item.tenant]
-        account.shift(0, now)
-        name = self._job(item).head.key
-        account.evictions.setdefault(name, []).append(int(now))
-        account.recent += [uid for uid, _ in self._pods[item.key]]
-        account.evicted += 1
-        account.lost += self._loss(item)[0] * run.milli
-        had, run_s = account.served.get(name), self.now - item.since
-        milli_s, before = (had.gpu_milli_s, had.run_s) if had is not None else (0, 0)
-        account.served[name] = Served(round(milli_s + run.milli * run_s), round(before + run_s), int(now))
+        item = run.item
+        uids = [uid for uid, _ in self._pods[item.key]]
+        self._accounts[item.tenant].evict(
+            self._job(item).head.key, uids, run.milli, self.now - item.since, self._loss(item)[0], self._clock
+        )
 
     # -- decisions ----------------------------------------------------------------------------------------------------
     def _fill(self, lanes: Iterable[Lane]) -> None:

@@ -12,18 +12,17 @@ import pytest
 from libs.domain.resources import Charge, GpuGrant
 from libs.engine.fair import LittleService
 from libs.engine.order import Services
+from libs.sim.queue.accounts import HALF_LIFE_S, Account
 from libs.sim.queue.cluster import Cluster
 from libs.sim.queue.loop import Costs, History
 from libs.sim.queue.services import (
     AFTER_S,
     EPOCH,
     FAIRNESS,
-    HALF_LIFE_S,
     HISTORY,
     OVERDUE_S,
     TURN_S,
     ServicesLoop,
-    _Account,
 )  # fmt: skip
 from libs.sim.queue.study import Setup, simulate
 from libs.sim.queue.trace import TraceJob, read_jobs
@@ -98,7 +97,7 @@ def test_use_over_time_counts_as_the_watcher_counts_it() -> None:
     now = EPOCH
     tally = Tally(lambda: now, HALF_LIFE_S)
     tally.begin({})
-    account = _Account()
+    account = Account(EPOCH)
     draw = Random(5)
     for n in range(20):
         tally.held(f"uid-{n}", "q", Charge(gpus=(GpuGrant(n, 1000, 1),)), now)
