@@ -21,13 +21,13 @@ from cli.errors import CommandError
 from cli.jobs import in_line
 from cli.out import say, show
 from libs.domain import keys
-from libs.domain.queues import Eviction
+from libs.domain.queues import Eviction, ancestors
 from libs.kube import queues, writes
 from libs.kube.errors import ReadFailed
 from libs.kube.objects import ABSENT, QueueSpec, queue_decoder
 from libs.kube.port import Kube
 from libs.kube.quantities import mib, milli, units
-from libs.kube.queues import OF_MODEL, Placed, amounts_by_name, limits_of, tree
+from libs.kube.queues import OF_MODEL, Placed, amounts_by_name, limits_of, tree, weights_of
 
 SHORT: Final = {"gpu": keys.GPU_RESOURCE, "mem": "memory"}
 #: Of a status' history, by name of the resource.
@@ -52,11 +52,15 @@ class Row:
         past = status.get("history") or {}
         self.at = float(past.get("at") or 0.0)
         self.half_life_s = int(past.get("halfLifeSeconds") or 0)
+        seconds = {name: int(past.get(field) or 0) for name, field in _PAST.items()}
+        for model, used in (past.get("gpuMilliSecondsByModel") or {}).items():
+            seconds[OF_MODEL + model] = int(used)
         self.recent = {
-            name: _mean(int(past.get(field) or 0), self.at, self.half_life_s, now)
-            for name, field in _PAST.items()
-            if self.half_life_s
+            name: _mean(used, self.at, self.half_life_s, now) for name, used in seconds.items() if self.half_life_s
         }
+        self.weights = weights_of(place.queue)
+        #: Where the half-life comes from: a queue's path, or nobody's.
+        self.half_life_of = ""
         self.evictions = {one["workload"]: one["times"] for one in status.get("evictions") or ()}
         self.reasons = {one["workload"]: one.get("reasons") or () for one in status.get("evictions") or ()}
         # Told by the watcher; worked out here where it has told nothing yet.
@@ -77,6 +81,7 @@ class Row:
             "deserved": {name: _spelled(name, amount) for name, amount in self.deserved.items()},
             "used": {name: _spelled(name, amount) for name, amount in self.used.items()},
             "recent": {name: _spelled(name, amount) for name, amount in self.recent.items()},
+            "weights": self.weights,
             "over": {name: _spelled(name, over) for name in names if (over := self.over(name)) is not None},
             "pending": self.pending,
             "preemptible": self.place.queue.preemptible,
@@ -84,6 +89,7 @@ class Row:
             "reasons": self.reasons,
             "problems": self.problems,
             "halfLifeSeconds": self.half_life_s,
+            "halfLifeOf": self.half_life_of,
             "at": self.at,
         }
 
@@ -128,6 +134,9 @@ async def _rows(kube: Kube) -> list[Row]:
         found[seen.metadata.name] = msgspec.json.decode(seen.status) if seen.status != ABSENT else {}
     now = time.time()
     rows = [Row(place, found[name] or {}, now) for name, place in tree(specs).items()]
+    says = {row.path for row in rows if row.place.queue.half_life_s}
+    for row in rows:
+        row.half_life_of = next((one for one in ancestors(row.path) if one in says), "")
     return sorted(rows, key=lambda row: row.path.split("/"))
 
 
@@ -144,7 +153,7 @@ def _named(resource: str, rows: Iterable[Row]) -> str:
     if name in _PAST:
         return name
     model = name if name.startswith(OF_MODEL) else OF_MODEL + name
-    if any(model in amounts for row in rows for amounts in (row.limit, row.deserved, row.used)):
+    if any(model in amounts for row in rows for amounts in (row.limit, row.deserved, row.weights, row.used)):
         return model
     raise CommandError(f"{resource} is neither gpu, cpu, memory nor a model that a queue speaks of")
 
@@ -171,9 +180,10 @@ def _table(rows: list[Row], name: str) -> None:
     for line in lines:
         cells = [line[0].ljust(widths[0]), *(line[n].rjust(widths[n]) for n in range(1, 6)), line[6]]
         say("  ".join(cells).rstrip())
-    half = next((row.half_life_s for row in rows if row.half_life_s), 0)
+    half = sorted({row.half_life_s for row in rows if row.half_life_s})
     if half:
-        say(f"{_title(name)}. RECENT: mean use, of which a half is forgotten every {half / 3600:g} h.")
+        every = f"{half[0] / 3600:g} h" + (f" to {half[-1] / 3600:g} h, by queue" if len(half) > 1 else "")
+        say(f"{_title(name)}. RECENT: mean use, of which a half is forgotten every {every}.")
     for row in rows:
         for problem in row.problems:
             say(f"! {row.path}: {problem}")
@@ -183,6 +193,11 @@ def _details(row: Row) -> None:
     spec = row.place.queue
     if spec.namespaces:
         say("namespaces: " + ", ".join(spec.namespaces))
+    if row.weights:
+        say("weights: " + ", ".join(f"{name} {weight}" for name, weight in row.weights.items()))
+    if row.half_life_s:
+        whose = "its own" if row.half_life_of == row.path else f"as {row.half_life_of} says" if row.half_life_of else ""
+        say(f"half-life of its use: {row.half_life_s / 3600:g} h, {whose or 'of the service'}")
     kept = [] if spec.preemptible else ["nothing of it is evicted"]
     if spec.min_run_s:
         kept.append(f"a task runs {spec.min_run_s} s before it may be evicted")

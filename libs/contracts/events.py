@@ -236,7 +236,7 @@ class PrecisionCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Stander(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who waits, and where in the line of its queue in this partition (`rank`, from 1). Its place is (0 where it has
     waited past the limit, else 1; minus its priority; when it was created, seconds since the epoch; its key). `ask` is
-    the least that it takes: milli GPUs, milli CPU, MiB."""
+    the least that it takes: milli GPUs, milli CPU, MiB; `models` are those that will do for it, none where any does."""
 
     job: str
     aged: int
@@ -244,6 +244,7 @@ class Stander(msgspec.Struct, frozen=True, array_like=True, gc=False):
     created: float
     rank: int
     ask: tuple[int, int, int]
+    models: tuple[str, ...] = ()
 
 
 class QueueLine(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -17,11 +18,13 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Weights(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Parts in which siblings divide what is over when everyone has what it deserves. 0 takes no part in that."""
+    """Parts in which siblings divide what is over when everyone has what it deserves. 0 takes no part in that. GPUs of
+    a model that is not among `models` weigh what `gpu` says."""
 
     gpu: int = 1
     cpu: int = 1
     mem: int = 1
+    models: dict[str, int] = {}
 
 
 class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,6 +51,8 @@ class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     evictions_window_s: int = 86_400
     #: A pod of it is told so long before it is evicted, where it does not ask for longer itself.
     notice_s: int = 0
+    #: After so long a half of what it used counts no more; 0: as of the queue above, at the top as the service has it.
+    half_life_s: int = 0
 
 
 class Eviction(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,11 +81,15 @@ class Served(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Spending(msgspec.Struct, frozen=True, omit_defaults=True):
     """What evictions in a queue may be measured by: jobs that came, evictions, and milli GPU seconds that these cost.
-    Faded as `at` of its history: jobs and evictions by a half every week, what was lost as the history."""
+    Faded as `at` of its history: jobs and evictions by a half every week, what was lost by a half every `half_life_s`.
+    That is the cluster's, whatever the queue's own says, and `worked_milli_s` is what the queue and those below used,
+    faded by it. 0, of a record older than the fields: the history's own."""
 
     jobs: float = 0.0
     evictions: float = 0.0
     lost_milli_s: int = 0
+    half_life_s: int = 0
+    worked_milli_s: int = 0
 
 
 class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,7 +98,8 @@ class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     pods of a workload were evicted within the window, by the workload's key; `recent` are the uids of those that were
     counted last, so that who decided an eviction sees it in here and counts it no longer himself. `reasons` tells for
     whom, by workload as well: the last few, in order of time. `served` is what workloads had before they were evicted,
-    by workload too; one that is not in it counts as new. `spending` is of the queue itself, not of those below it."""
+    by workload too; one that is not in it counts as new. `spending` is of the queue itself, not of those below it.
+    `models` is the part of `gpu_milli_s` that is known by model."""
 
     path: str
     at: float = 0.0
@@ -102,6 +112,17 @@ class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     reasons: dict[str, tuple[Eviction, ...]] = {}
     served: dict[str, Served] = {}
     spending: Spending = Spending()
+    models: dict[str, int] = {}
+
+
+def half_lives(queues: Mapping[str, Queue], default_s: int) -> Callable[[str], int]:
+    """By path: what the nearest says, from the queue upwards, else the default. The path need not be a queue's."""
+
+    def of(path: str) -> int:
+        said = (queues[one].half_life_s for one in ancestors(path) if one in queues)
+        return next((half_life for half_life in said if half_life), default_s)
+
+    return of
 
 
 def ancestors(path: str) -> list[str]:

@@ -19,10 +19,12 @@ from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
 from libs.engine.actions.owed import owed
+from libs.engine.actions.rights import by_models
 from libs.engine.api import Decision, EngineConfig, PendingJob, Placement, Reserved, RunningTask
 from libs.engine.ask import ask_key
+from libs.engine.capacity import Capacity
 from libs.engine.consolidate.plan import Limits
-from libs.engine.fair import Line, Place, Shares, amounts_of, asked, everything
+from libs.engine.fair import NO_MODELS, Line, Place, Shares, amounts_of, asked, everything, models_of
 from libs.engine.filters import CODES
 from libs.engine.mix import MixState
 from libs.engine.reserve import backfill, reserve
@@ -38,6 +40,7 @@ _ASIDE: Final = Limits(work=3_000, search_work=1_000)
 class PlacementEngine:
     def __init__(self, config: EngineConfig | None = None) -> None:
         self._session = Session(config or EngineConfig())
+        self._capacity = Capacity(self._session.snapshot)
 
     # -- facts ------------------------------------------------------------------------------------------------------
     def node_seen(self, node: Node) -> None:
@@ -132,11 +135,14 @@ class PlacementEngine:
             return
         line: Line[int] = Line(self.shares)
         for at, job in enumerate(jobs):
-            line.put(at, job.head.queue, places[at], asked(job.head, job.tasks, job.held))
+            line.put(at, job.head.queue, places[at], asked(job.head, job.tasks, job.held),
+                     models_of(job.head, job.tasks, job.held))  # fmt: skip
+        told_apart = bool(self._session.queues.shares.models)
         while (entry := line.next()) is not None:
             yield entry.key
             for placement in decisions[entry.key].placements:
-                line.charge(entry.path, amounts_of(placement.charge))
+                models = by_models(self._session, (placement,)) if told_apart else NO_MODELS
+                line.charge(entry.path, amounts_of(placement.charge), models)
 
     def _gpus(self, job: PendingJob) -> float:
         """All that it asks for, where that may matter."""
@@ -165,6 +171,8 @@ class PlacementEngine:
         shares = session.queues.shares
         shares.now = session.now
         shares.total_seen(session.snapshot.total())
+        if shares.models:
+            shares.models_seen(self._capacity.by_model(shares.models))
         return shares
 
     def _decide(self, job: PendingJob) -> Decision:

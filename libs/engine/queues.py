@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from libs.domain.queues import Queue, QueueHistory, Quota, ancestors
 from libs.domain.usage import QueueUse
-from libs.engine.fair.shares import NOTHING, Amounts, Shares
+from libs.engine.fair.parts import NO_MODELS, Amounts, Models
+from libs.engine.fair.shares import NOTHING, Shares
 
 
 class Line:
@@ -116,7 +117,7 @@ class QueueBook:
         #: What was said of each queue, by path.
         self.specs: dict[str, Queue] = {}
         #: Where queues stand by what the ledger says is used, without what this pass took.
-        self.shares = Shares(self._used, fairness=fairness, history=history)
+        self.shares = Shares(self._used, use_of_models=self._used_of_models, fairness=fairness, history=history)
 
     def queue_seen(self, queue: Queue) -> None:
         self.specs[queue.path] = queue
@@ -155,6 +156,10 @@ class QueueBook:
     def _used(self, path: str) -> Amounts:
         line = self._lines.get(path)
         return (line.milli, line.cpu, line.mem) if line is not None else NOTHING
+
+    def _used_of_models(self, path: str) -> Models:
+        line = self._lines.get(path)
+        return line.models if line is not None else NO_MODELS
 
     def line(self, path: str) -> Line | None:
         """What is known of one queue; None where nothing is."""

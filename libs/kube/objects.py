@@ -247,6 +247,7 @@ class QueueSpec(_Part, frozen=True):
     evict_notice_seconds: int | None = None
     evictions: QueueEvictions | None = None
     namespaces: tuple[str, ...] | None = None
+    usage_half_life_seconds: int | None = None
 
 
 class QueueObject(_Part, frozen=True):

@@ -2,8 +2,8 @@
 
 A queue's place follows from its parents. One whose parent is missing, or that is its own ancestor, stands at the top.
 Amounts are spelled as Kubernetes spells them, under the names "nvidia.com/gpu", "cpu", "memory", and
-"nvidia.com/gpu:<model>" for devices of one model; weights have no models. What the CRD's rules would refuse may still
-stand in objects older than the rules: it is left out, and `Placed.problems` says so.
+"nvidia.com/gpu:<model>" for devices of one model. What the CRD's rules would refuse may still stand in objects older
+than the rules: it is left out, and `Placed.problems` says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from libs.kube.quantities import Quantity, mib, milli, units
 #: Before the model, in the name of an amount of devices of one model.
 OF_MODEL: Final = keys.GPU_RESOURCE + ":"
 MOST_WEIGHT: Final = 1000
+LEAST_HALF_LIFE_S: Final = 60
+MOST_HALF_LIFE_S: Final = 90 * 86_400
 
 
 @dataclass(slots=True)
@@ -69,6 +71,14 @@ def spelled(thousandths: int) -> str:
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
+def weights_of(queue: Queue) -> dict[str, int]:
+    """Weights that are not one, by the names that objects spell them under; of models all that are said."""
+    weights = queue.weights
+    fixed = {keys.GPU_RESOURCE: weights.gpu, "cpu": weights.cpu, "memory": weights.mem}
+    said = {name: weight for name, weight in fixed.items() if weight != 1}
+    return said | {OF_MODEL + model: weight for model, weight in sorted(weights.models.items())}
+
+
 def limits_of(queue: Queue) -> Quota:
     return Quota(queue.gpu_milli, queue.cpu, queue.mem, queue.models)
 
@@ -100,7 +110,8 @@ def _queue(path: str, spec: QueueSpec, version: str, problems: list[tuple[str, s
         namespaces=tuple(spec.namespaces or ()),
         version=version,
         deserved=_quota(spec.deserved, "deserved", problems),
-        weights=_weights(spec.weights or {}, problems),
+        weights=_weights(spec.weights or {}),
+        half_life_s=_half_life(spec.usage_half_life_seconds),
         preemptible=spec.preemptible is not False,
         min_run_s=max(spec.min_run_seconds or 0, 0),
         notice_s=max(spec.evict_notice_seconds or 0, 0),
@@ -145,15 +156,16 @@ def _thousandths(amount: Quantity) -> int:
     return milli(amount, up=False)
 
 
-def _weights(said: Mapping[str, int], problems: list[tuple[str, str]]) -> Weights:
+def _weights(said: Mapping[str, int]) -> Weights:
     def weight(name: str) -> int:
         return min(max(said.get(name, 1), 0), MOST_WEIGHT)
 
-    for name in sorted(said):
-        if name.startswith(OF_MODEL):
-            sentence = f"weights.{name} is left out: what is over is divided by GPUs of all models together"
-            problems.append(("WeightByModel", sentence))
-    return Weights(weight(keys.GPU_RESOURCE), weight("cpu"), weight("memory"))
+    models = {name[len(OF_MODEL) :]: weight(name) for name in sorted(said) if name.startswith(OF_MODEL)}
+    return Weights(weight(keys.GPU_RESOURCE), weight("cpu"), weight("memory"), models)
+
+
+def _half_life(said: int | None) -> int:
+    return min(max(said, LEAST_HALF_LIFE_S), MOST_HALF_LIFE_S) if said else 0
 
 
 def _children(specs: Mapping[str, tuple[QueueSpec, str]], placed: Mapping[str, Placed]) -> None:

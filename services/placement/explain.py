@@ -21,11 +21,11 @@ from libs.domain.line import Turn
 from libs.domain.queues import Quota, ancestors
 from libs.domain.resources import WHOLE
 from libs.engine.api import Start
-from libs.engine.fair import NOTHING, Amounts, Line, Place, asked, everything, plus
+from libs.engine.fair import NOTHING, Amounts, Line, Place, asked, everything, models_of, plus
 from libs.engine.fair.little import LEVELS
 from libs.engine.fair.shares import parent_of
 from services.placement.jobs import Job
-from services.placement.lines import QUEUES, Elsewhere, Heard, told_of
+from services.placement.lines import QUEUES, Ask, Elsewhere, Heard, told_of
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
 
@@ -165,8 +165,8 @@ class Explainer:
             demand[queue] = plus(demand.get(queue, NOTHING), more)
         line: Line[str] = Line(shares)
         for queue, heads in picture.elsewhere.heads.items():
-            for place, ask in heads:
-                line.put(place[3], queue, place, ask)
+            for place, (ask, models) in heads:
+                line.put(place[3], queue, place, ask, models)
         for queue, jobs in waiting.items():
             yield
             jobs.sort(key=lambda entry: entry[0])
@@ -176,7 +176,8 @@ class Explainer:
                     picture.parts.setdefault(job.partition, {}).setdefault(queue, []).append(place)
             for place, job in jobs[:_OVERALL]:
                 held = pending.held(job) if job.head.gang_min > 1 else 0
-                line.put(job.head.key, queue, place, asked(job.head, job.waiting, held))
+                ask, models = asked(job.head, job.waiting, held), models_of(job.head, job.waiting, held)
+                line.put(job.head.key, queue, place, ask, models)
         for number in range(1, _OVERALL + 1):
             if not number % _STEP:
                 yield
@@ -184,7 +185,7 @@ class Explainer:
             if entry is None:
                 break
             picture.overall[entry.key] = number
-            line.charge(entry.path, entry.ask)
+            line.charge(entry.path, entry.ask, line.likely(entry.ask, entry.models))
         self._age(demand, wall)
         picture.kept = tuple(sorted(state.view.engine.kept()))
         picture.longest = state.view.engine.longest_left(wall)
@@ -210,11 +211,12 @@ class Explainer:
         """Who waits in a partition of ours, for the other replicas; as last looked at."""
         pending, picture = self._state.pending, self._picture
 
-        def ask_of(place: Place) -> Amounts:
+        def ask_of(place: Place) -> Ask:
             job = pending.jobs.get(place[3])
             if job is None:
-                return NOTHING
-            return asked(job.head, job.waiting, pending.held(job) if job.head.gang_min > 1 else 0)
+                return NOTHING, ()
+            held = pending.held(job) if job.head.gang_min > 1 else 0
+            return asked(job.head, job.waiting, held), models_of(job.head, job.waiting, held)
 
         longest = sorted(picture.parts.get(partition, {}).items(), key=lambda part: (-len(part[1]), part[0]))
         return tuple(
@@ -245,21 +247,23 @@ class Explainer:
         0 and the reason where nothing is certain."""
         shares, settings, queue = self._state.view.engine.shares, self._settings, job.head.queue
         picture = self._picture
+        by_model = False
         for one in ancestors(queue):
             if not shares.compared(parent_of(one)):
                 continue  # all of what is above is its part, and only its own line stands before it
+            by_model |= bool(shares.named(parent_of(one)))
             wanted = plus(shares.use(one), picture.demand.get(one, NOTHING))
-            if any(w > p + 1e-6 for w, p in zip(wanted, shares.part(one), strict=True)):
+            if any(w > p + 1e-6 for w, p in zip(wanted, shares.part(one)[:3], strict=True)):
                 return 0, "its queue asks for more than its part of the cluster"
         if job.gathering is not None and job.gathering.start.high:
             return max(1, math.ceil(job.gathering.until - now)), f"room is kept for it; {job.gathering.start.basis}"
         bounds: list[tuple[float, str]] = []
         after = settings.placement_reserve_after_s
         longest = picture.longest if everything(job.waiting)[0] else picture.longest_of_all
-        if settings.placement_reserve_s > 0 and longest is not None:
+        if settings.placement_reserve_s > 0 and longest is not None and not by_model:
             turn = after + max(settings.placement_reserve_s, 1.25 * longest + 60.0)
             bounds.append((position * turn, "a reservation and the run times of what runs"))
-        why = "run times of what runs are unknown"
+        why = "shares are by model of GPU" if by_model else "run times of what runs are unknown"
         specs = [spec for one in ancestors(queue) if (spec := shares.spec(one)) is not None]
         if any(spec.deserved != Quota() for spec in specs):
             reason = self._not_owed(job, position, now, wall)

@@ -21,7 +21,7 @@ from libs.domain.nodes import newer
 from libs.domain.resources import WHOLE
 from libs.domain.verdicts import Verdict
 from libs.engine.api import PendingJob, Start
-from libs.engine.fair import NOTHING, Line, Place, Shares, asked, everything, place
+from libs.engine.fair import NOTHING, Line, Place, Shares, asked, everything, models_of, place
 from libs.engine.recent import Recent
 from libs.kube.trainingjobs import task_of
 from services.placement.attention import SLICES, Attention
@@ -283,7 +283,8 @@ class Pending:
         head = job.head
         if head.key not in self.line:
             ask = asked(head, job.waiting, self.held(job) if head.gang_min > 1 else 0)
-            self.line.put(head.key, head.queue, self.place(job), ask)
+            models = models_of(head, job.waiting, self.held(job) if head.gang_min > 1 else 0)
+            self.line.put(head.key, head.queue, self.place(job), ask, models)
 
     def place(self, job: Job) -> Place:
         """Within its queue, as things stand."""
@@ -365,7 +366,8 @@ class Pending:
                 line.close(queue)
                 continue
             line.discard(entry.key)
-            line.charge(queue, entry.ask if len(tasks) == 1 else everything(tasks))
+            amounts = entry.ask if len(tasks) == 1 else everything(tasks)
+            line.charge(queue, amounts, line.likely(amounts, entry.models))
             of_queue[queue] = of_queue.get(queue, 0) + 1
             slices -= bounded
             taken.append(job)

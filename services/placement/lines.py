@@ -17,6 +17,8 @@ from libs.contracts.events import QueueLine, Stander
 from libs.domain.queues import ancestors
 from libs.engine.fair import NOTHING, Amounts, Place, plus
 
+#: The least that a job takes, and the models that will do for it.
+Ask = tuple[Amounts, tuple[str, ...]]
 #: Of every queue, so many are told one by one.
 HEADS: Final = 16
 #: Queues of one partition that are told, those in which most wait.
@@ -34,13 +36,13 @@ def ranks(count: int) -> list[int]:
     return found
 
 
-def told_of(queue: str, places: Sequence[Place], ask_of: Callable[[Place], Amounts], demand: Amounts) -> QueueLine:
-    """`places`: where those who wait in the queue stand, in order; `ask_of`: the least that such a one takes. All
+def told_of(queue: str, places: Sequence[Place], ask_of: Callable[[Place], Ask], demand: Amounts) -> QueueLine:
+    """`places`: where those who wait in the queue stand, in order; `ask_of`: what such a one asks for at least. All
     together they ask for `demand`."""
     standing = []
     for rank in ranks(len(places)):
         aged, by_priority, created, job = place = places[rank - 1]
-        standing.append(Stander(job, aged, by_priority, created, rank, ask_of(place)))
+        standing.append(Stander(job, aged, by_priority, created, rank, *ask_of(place)))
     return QueueLine(queue, len(places), demand, tuple(standing))
 
 
@@ -60,8 +62,8 @@ class Elsewhere:
     waiting: dict[str, int] = field(default_factory=dict)
     #: By queue, what is below it included.
     demand: dict[str, Amounts] = field(default_factory=dict)
-    #: The first of each queue, with the least that each takes.
-    heads: dict[str, list[tuple[Place, Amounts]]] = field(default_factory=dict)
+    #: The first of each queue, with what each asks for.
+    heads: dict[str, list[tuple[Place, Ask]]] = field(default_factory=dict)
 
     def before(self, queue: str, place: Place) -> int:
         """How many stand before that place; between two that are told, the middle."""
@@ -99,7 +101,7 @@ class Heard:
                 continue
             for line in lines:
                 queue = line.queue
-                standing = [((s.aged, s.by_priority, s.created, s.job), s.ask) for s in line.standing]
+                standing = [((s.aged, s.by_priority, s.created, s.job), (s.ask, s.models)) for s in line.standing]
                 found.parts.setdefault(queue, []).append(
                     _Part([place for place, _ in standing], [s.rank for s in line.standing])
                 )

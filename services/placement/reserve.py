@@ -21,7 +21,7 @@ from typing import Final
 from libs.domain.plans import EvictionPlan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.engine.api import Reserved, Start
-from libs.engine.fair import asked
+from libs.engine.fair import asked, models_of
 from libs.engine.reserve import lasts
 from services.placement import measures
 from services.placement.decide import Tenure, gather_of
@@ -135,8 +135,9 @@ class Reservations:
         if look is None or look.key != job.head.key or not _for_room(verdict) or job.gathering is not None:
             return False
         state = self._state
-        ask = asked(job.head, job.waiting, state.pending.held(job) if job.head.gang_min > 1 else 0)
-        return state.view.engine.shares.entitled(job.head.queue, ask)
+        held = state.pending.held(job) if job.head.gang_min > 1 else 0
+        ask, models = asked(job.head, job.waiting, held), models_of(job.head, job.waiting, held)
+        return state.view.engine.shares.entitled(job.head.queue, ask, models)
 
     def gang_wanted(self, job: Job) -> bool:
         """Whether a gang that fits was refused so often that it gathers instead."""

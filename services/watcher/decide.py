@@ -109,6 +109,7 @@ class Picture:
         moves = {path: after[name] for name, path in before.items() if after.get(name, path) != path}
         for old, new in moves.items():
             self.tally.renamed(old, new)
+        self.tally.queues_are(self.catalog.queues)
         if (known.queue_paths, known.namespace_queues) == (self.known.queue_paths, self.known.namespace_queues):
             return
         self.pods.queues_changed(moves)

@@ -26,6 +26,8 @@ class _Spending(msgspec.Struct, rename="camel"):
     jobs: float = 0.0
     evictions: float = 0.0
     lost_gpu_milli_seconds: int = 0
+    half_life_seconds: int = 0
+    worked_gpu_milli_seconds: int = 0
 
 
 class _Served(msgspec.Struct, rename="camel"):
@@ -39,6 +41,7 @@ class _History(msgspec.Struct, rename="camel"):
     at: float = 0.0
     half_life_seconds: int = 0
     gpu_milli_seconds: int = 0
+    gpu_milli_seconds_by_model: dict[str, int] = {}
     cpu_milli_seconds: int = 0
     memory_mib_seconds: int = 0
     spending: _Spending = msgspec.field(default_factory=_Spending)
@@ -93,7 +96,7 @@ def kept(raw: bytes) -> tuple[str, Kept]:
             found.history = QueueHistory(
                 path=meta.name,
                 at=max(past.at, 0.0),
-                half_life_s=past.half_life_seconds,
+                half_life_s=max(past.half_life_seconds, 0),
                 gpu_milli_s=max(past.gpu_milli_seconds, 0),
                 cpu_milli_s=max(past.cpu_milli_seconds, 0),
                 mem_mib_s=max(past.memory_mib_seconds, 0),
@@ -104,7 +107,10 @@ def kept(raw: bytes) -> tuple[str, Kept]:
                     max(past.spending.jobs, 0.0),
                     max(past.spending.evictions, 0.0),
                     max(past.spending.lost_gpu_milli_seconds, 0),
+                    max(past.spending.half_life_seconds, 0),
+                    max(past.spending.worked_gpu_milli_seconds, 0),
                 ),
+                models={model: used for model, used in past.gpu_milli_seconds_by_model.items() if used > 0},
             )
         for condition in status.conditions:
             if condition.type == CONSISTENT:
@@ -186,12 +192,15 @@ def _one(
             "at": past.at,
             "halfLifeSeconds": past.half_life_s,
             "gpuMilliSeconds": past.gpu_milli_s,
+            "gpuMilliSecondsByModel": past.models,
             "cpuMilliSeconds": past.cpu_milli_s,
             "memoryMibSeconds": past.mem_mib_s,
             "spending": {
                 "jobs": past.spending.jobs,
                 "evictions": past.spending.evictions,
                 "lostGpuMilliSeconds": past.spending.lost_milli_s,
+                "halfLifeSeconds": past.spending.half_life_s,
+                "workedGpuMilliSeconds": past.spending.worked_milli_s,
             },
         },
         "evictions": [_evicted(key, times, past.reasons.get(key, ())) for key, times in past.evictions.items()],

@@ -1,25 +1,23 @@
 """What queues used over time, and whom of them was evicted: pure bookkeeping of the leader.
 
-Use is integrated exactly, at every change of what a queue holds, and a half of it is forgotten every half-life:
-H(t + d) = H(t) 2^(-d/h) + use h/ln 2 (1 - 2^(-d/h)). A queue has what is below it too. A leader begins from what the
-one before kept; what ran meanwhile counts from then on, or from its start: a restart leaves no gap but for pods that
-began and ended within it.
+Use is integrated exactly, at every change of what a queue holds (`account`). A queue has what is below it too. A leader
+begins from what the one before kept; what ran meanwhile counts from then on, or from its start: a restart leaves no gap
+but for pods that began and ended within it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from libs.contracts.events import HistoryFact
-from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, Served, Spending, ancestors
+from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, Served, ancestors, half_lives
 from libs.domain.resources import Charge
-from libs.engine.fair import decay
-from libs.engine.fair.budget import HALF_LIFE_S as BUDGET_HALF_LIFE_S
+from services.watcher.account import Account
 
 #: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
 MOST_WORKLOADS: Final = 256
@@ -38,18 +36,6 @@ _RECENT_S: Final = 60.0
 _NO_QUEUE: Final = Queue("")
 
 
-@dataclass(slots=True)
-class _Account:
-    """milli GPU seconds, milli CPU seconds, MiB seconds as of `at`; and as of then, of the queue alone, what evictions
-    are measured by."""
-
-    at: float
-    used: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    jobs: float = 0.0
-    evictions: float = 0.0
-    lost: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class _Held:
     path: str
@@ -59,17 +45,18 @@ class _Held:
 
 
 class Tally:
-    """`now` gives seconds since the epoch."""
+    """`now` gives seconds since the epoch. `half_life_s`: of queues that say none, and of what evictions cost."""
 
     def __init__(self, now: Callable[[], float], half_life_s: int, term: int = 0) -> None:
         self._now = now
         self.half_life_s = half_life_s
+        self._half_life_of: Callable[[str], int] = lambda _: half_life_s
         self._term = term
         self._held: dict[str, _Held] = {}
         #: What is held now by path, in the order of an account; absent: nothing.
         self._rates: dict[str, list[int]] = {}
         self._models: dict[str, dict[str, int]] = {}
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self._evictions: dict[str, dict[str, list[int]]] = {}
         self._reasons: dict[str, dict[str, list[Eviction]]] = {}
         self._counted: dict[str, None] = {}
@@ -97,11 +84,9 @@ class Tally:
         """Everything that holds room was listed once; `kept` is what the leader before wrote down, by path."""
         now = self._now()
         for path, history in kept.items():
-            account = self._accounts[path] = _Account(min(history.at, now))
-            account.used = [float(history.gpu_milli_s), float(history.cpu_milli_s), float(history.mem_mib_s)]
-            account.jobs, account.evictions = history.spending.jobs, history.spending.evictions
-            account.lost = float(history.spending.lost_milli_s)
-            self._advance(account, (0, 0, 0), now)
+            account = self._accounts[path] = Account.recalled(history, min(history.at, now), self.half_life_s)
+            account.forget_by(self._half_life_of(path))
+            account.advance((0, 0, 0), {}, now)
             self._kept_at = max(self._kept_at, history.at)
             for workload, times in history.evictions.items():
                 self._evictions.setdefault(path, {})[workload] = list(times)
@@ -113,10 +98,8 @@ class Tally:
             for path in ancestors(held.path):
                 since = kept[path].at if path in kept else 0.0
                 begun = max(held.started, since) if held.started > 0 else now
-                account = self._accounts.setdefault(path, _Account(now))
-                span = decay.span(now - begun, self.half_life_s)
-                for n, amount in enumerate(held.amounts):
-                    account.used[n] += amount * span
+                account = self._accounts.setdefault(path, self._new(path, now))
+                account.ran(held.amounts, held.models, now - begun)
         self._moved.update(self._accounts, self._evictions)
         self.begun = True
         for one in self._early:
@@ -130,6 +113,14 @@ class Tally:
         self._came_early.clear()
 
     # -- what happens -------------------------------------------------------------------------------------------------
+
+    def queues_are(self, queues: Mapping[str, Queue]) -> None:
+        """What they say of half-lives counts from now on."""
+        self._half_life_of = half_lives(queues, self.half_life_s)
+        for path, account in self._accounts.items():
+            if account.half_life_s != self._half_life_of(path):
+                self._account(path).forget_by(self._half_life_of(path))
+                self._moved.add(path)
 
     def held(
         self, uid: str, path: str, charge: Charge, started: float, models: Mapping[int, str] | None = None
@@ -223,11 +214,9 @@ class Tally:
         now = self._now()
         account = self._accounts.pop(old, None)
         if account is not None:
-            self._advance(account, self._rates.get(old, (0, 0, 0)), now)
+            account.advance(self._rates.get(old, (0, 0, 0)), self._models.get(old, {}), now)
             other = self._account(new)
-            other.used = [a + b for a, b in zip(other.used, account.used, strict=True)]
-            other.jobs, other.evictions = other.jobs + account.jobs, other.evictions + account.evictions
-            other.lost += account.lost
+            other.take_over(account)
         self._served.setdefault(new, {}).update(self._served.pop(old, {}))
         for workload, times in self._evictions.pop(old, {}).items():
             kept = self._evictions.setdefault(new, {}).setdefault(workload, [])
@@ -264,11 +253,11 @@ class Tally:
 
     def history(self, path: str) -> QueueHistory:
         account = self._account(path)
-        gpu, cpu, mem = (max(0, round(used)) for used in account.used)
+        gpu, cpu, mem = account.rounded()
         return QueueHistory(
             path=path,
             at=round(account.at, 3),
-            half_life_s=self.half_life_s,
+            half_life_s=account.half_life_s,
             gpu_milli_s=gpu,
             cpu_milli_s=cpu,
             mem_mib_s=mem,
@@ -276,7 +265,8 @@ class Tally:
             recent=self._counted_last(path),
             reasons={workload: tuple(known) for workload, known in sorted(self._reasons.get(path, {}).items())},
             served=dict(sorted(self._served.get(path, {}).items())),
-            spending=Spending(round(account.jobs, 3), round(account.evictions, 3), max(0, round(account.lost))),
+            spending=account.spending(),
+            models={model: milli for model, used in sorted(account.models.items()) if (milli := round(used)) > 0},
         )
 
     def _counted_last(self, path: str) -> tuple[str, ...]:
@@ -316,29 +306,17 @@ class Tally:
                 self._models.pop(path, None)
             self._moved.add(path)
 
-    def _account(self, path: str) -> _Account:
+    def _new(self, path: str, now: float) -> Account:
+        return Account(now, self._half_life_of(path), self.half_life_s)
+
+    def _account(self, path: str) -> Account:
         """As of now."""
         now = self._now()
         account = self._accounts.get(path)
         if account is None:
-            account = self._accounts[path] = _Account(now)
-        self._advance(account, self._rates.get(path, (0, 0, 0)), now)
+            account = self._accounts[path] = self._new(path, now)
+        account.advance(self._rates.get(path, (0, 0, 0)), self._models.get(path, {}), now)
         return account
-
-    def _advance(self, account: _Account, rate: Iterable[int], now: float) -> None:
-        # A clock that was set back stops the account until it has caught up: time is never counted twice.
-        passed = now - account.at
-        if passed <= 0:
-            return
-        left, span = decay.left(passed, self.half_life_s), decay.span(passed, self.half_life_s)
-        account.used = [used * left + amount * span for used, amount in zip(account.used, rate, strict=True)]
-        slowly = decay.left(passed, BUDGET_HALF_LIFE_S)
-        account.jobs, account.evictions, account.lost = (
-            account.jobs * slowly,
-            account.evictions * slowly,
-            account.lost * left,
-        )
-        account.at = now
 
     def _prune(self, path: str, before: float) -> bool:
         """Forget evictions older than the window, and the least recent workloads beyond the most; whether any was."""

@@ -44,7 +44,11 @@ async def create(kube: Kube, name: str, spec: dict[str, Any]) -> Answer:
         ({"limits": {"nvidia.com/gpus": 4}}, "nvidia.com/gpus is none of nvidia.com/gpu, cpu, memory"),
         ({"deserved": {"nvidia.com/gpu:": 4}}, "nvidia.com/gpu: is none of"),
         ({"weights": {"gpu": 4}}, "gpu is none of nvidia.com/gpu, cpu, memory"),
-        ({"weights": {"nvidia.com/gpu:H100": 4}}, "weights have no models"),
+        ({"weights": {"nvidia.com/gpu:": 4}}, "nvidia.com/gpu: is none of"),
+        ({"weights": {"nvidia.com/gpu:H100": 1001}}, "should be less than or equal to 1000"),
+        ({"usageHalfLifeSeconds": 59}, "should be greater than or equal to 60"),
+        ({"usageHalfLifeSeconds": 7776001}, "should be less than or equal to 7776000"),
+        ({"usageHalfLifeSeconds": "1d"}, "must be of type integer"),
         ({"limits": {"cpu": "many"}}, "should match"),
         ({"limits": {"nvidia.com/gpu": -1}}, "should be greater than or equal to 0"),
         ({"limits": {"memory": "-1Gi"}}, "should match"),
@@ -86,7 +90,8 @@ async def test_what_makes_sense_comes_back_as_it_was_said(admin: Kube, named: st
         "parent": "not-there-yet",
         "limits": {"nvidia.com/gpu": 16, "nvidia.com/gpu:NVIDIA-A100-SXM4-80GB": "8", "cpu": "64", "memory": "512Gi"},
         "deserved": {"nvidia.com/gpu": "7500m", "nvidia.com/gpu:NVIDIA-A100-SXM4-80GB": 4, "cpu": 0},
-        "weights": {"nvidia.com/gpu": 3, "memory": 1000},
+        "weights": {"nvidia.com/gpu": 3, "nvidia.com/gpu:NVIDIA-A100-SXM4-80GB": 7, "memory": 1000},
+        "usageHalfLifeSeconds": 43200,
         "preemptible": False,
         "minRunSeconds": 900,
         "evictions": {"most": 2, "windowSeconds": 3600},
@@ -100,7 +105,8 @@ async def test_what_makes_sense_comes_back_as_it_was_said(admin: Kube, named: st
     read = queues.tree({named: (seen.spec, seen.metadata.resource_version)})[named]
     assert queues.limits_of(read.queue) == Quota(16_000, 64_000, 512 * 1024, {"NVIDIA-A100-SXM4-80GB": 8000})
     assert read.queue.deserved == Quota(7500, 0, None, {"NVIDIA-A100-SXM4-80GB": 4000})
-    assert read.queue.weights == Weights(3, 1, 1000)
+    assert read.queue.weights == Weights(3, 1, 1000, {"NVIDIA-A100-SXM4-80GB": 7})
+    assert read.queue.half_life_s == 43_200
     assert (read.queue.preemptible, read.queue.min_run_s) == (False, 900)
     assert (read.queue.evictions, read.queue.evictions_window_s) == (2, 3600)
     assert read.queue.namespaces == ("team-a", "team-b")

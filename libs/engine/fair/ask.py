@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from libs.domain.jobs import JobHead, Task
 from libs.domain.resources import WHOLE, Charge, Request
 from libs.engine.fair.little import LEVELS
-from libs.engine.fair.shares import NOTHING, Amounts, plus
+from libs.engine.fair.parts import Amounts
+from libs.engine.fair.shares import NOTHING, plus
 
 Place = tuple[int, int, float, str]
 
@@ -33,6 +34,19 @@ def asked(head: JobHead, tasks: Sequence[Task], held: int = 0) -> Amounts:
     for task in tasks[:missing]:
         total = plus(total, amounts(task.request))
     return total
+
+
+def models_of(head: JobHead, tasks: Sequence[Task], held: int = 0) -> tuple[str, ...]:
+    """The models that will do for what `asked` says; none where any does for a part of it."""
+    found: tuple[str, ...] = ()
+    for task in tasks[: max(1, head.gang_min - held)]:
+        gpu = task.request.gpu
+        if not gpu.count or gpu.models == found:
+            continue
+        if not gpu.models:
+            return ()
+        found = tuple(sorted({*found, *gpu.models}))
+    return found
 
 
 def everything(tasks: Sequence[Task]) -> Amounts:

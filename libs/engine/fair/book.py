@@ -137,9 +137,11 @@ class ServiceBook:
             passed = max(0.0, now - history.at)
             spent = history.spending
             evictions += (rules.evictions_per_job * spent.jobs - spent.evictions) * decay.left(passed, HALF_LIFE_S)
-            if history.half_life_s > 0:
-                worked = 0.0 if "/" in history.path else rules.lost * history.gpu_milli_s
-                lost += (worked - spent.lost_milli_s) * decay.left(passed, history.half_life_s)
+            half_life_s = spent.half_life_s or history.half_life_s
+            if half_life_s > 0:
+                used = spent.worked_milli_s if spent.half_life_s else history.gpu_milli_s
+                worked = 0.0 if "/" in history.path else rules.lost * used
+                lost += (worked - spent.lost_milli_s) * decay.left(passed, half_life_s)
         return evictions - self._running.untold() >= 1.0 and lost >= 0.0
 
     def level_of(self, task: RunningTask, now: float) -> int:

@@ -9,11 +9,12 @@ shares say. Equal standings are decided by the order of the jobs, so the line do
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from libs.domain.queues import ancestors
-from libs.engine.fair.shares import NOTHING, Amounts, Shares, parent_of, plus
+from libs.engine.fair.parts import NO_MODELS, Amounts, Models
+from libs.engine.fair.shares import NOTHING, Shares, parent_of, plus
 
 #: The place of a job within its queue; the lesser first, no two alike.
 Order = tuple[Any, ...]
@@ -23,17 +24,18 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Entry(Generic[K]):
-    __slots__ = ("ask", "key", "order", "path")
+    __slots__ = ("ask", "key", "models", "order", "path")
 
-    def __init__(self, key: K, path: str, order: Order, ask: Amounts) -> None:
+    def __init__(self, key: K, path: str, order: Order, ask: Amounts, models: Sequence[str]) -> None:
         self.key = key
         self.path = path
         self.order = order
         self.ask = ask
+        self.models = models
 
 
 class _Node(Generic[K]):
-    __slots__ = ("children", "closed", "extra", "head", "heap", "jobs", "path", "stale", "stamp")
+    __slots__ = ("children", "closed", "extra", "extra_of_models", "head", "heap", "jobs", "path", "stale", "stamp")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -44,6 +46,7 @@ class _Node(Generic[K]):
         self.head: Entry[K] | None = None
         self.jobs: list[tuple[Order, int, Entry[K]]] = []
         self.extra = NOTHING
+        self.extra_of_models: dict[str, float] = {}
         self.closed = False
 
 
@@ -72,14 +75,14 @@ class Line(Generic[K]):
             self._version = -1
 
     # -- who stands in it -------------------------------------------------------------------------------------------
-    def put(self, key: K, path: str, order: Order, ask: Amounts) -> None:
-        """Line up, or change place."""
+    def put(self, key: K, path: str, order: Order, ask: Amounts, models: Sequence[str] = ()) -> None:
+        """Line up, or change place. `models`: of GPUs, those that will do; none where any does."""
         entry = self._entries.get(key)
         if entry is not None:
-            if entry.path == path and entry.order == order and entry.ask == ask:
+            if entry.path == path and entry.order == order and entry.ask == ask and entry.models == models:
                 return
             self.discard(key)
-        entry = self._entries[key] = Entry(key, path, order, ask)
+        entry = self._entries[key] = Entry(key, path, order, ask, models)
         leaf = self._node(path)
         self._pushed += 1
         heapq.heappush(leaf.jobs, (order, self._pushed, entry))
@@ -137,20 +140,27 @@ class Line(Generic[K]):
         node = self._nodes.get(path)
         return self._first(node) if node is not None else None
 
-    def charge(self, path: str, amounts: Amounts) -> None:
-        """These count as used of the queue, until `settle`."""
+    def charge(self, path: str, amounts: Amounts, of_models: Models = NO_MODELS) -> None:
+        """These count as used of the queue, until `settle`; `of_models`: GPUs, as far as they are known by model."""
         if amounts == NOTHING:
             return
         for one in ancestors(path):
             node = self._node(one)
             node.extra = plus(node.extra, amounts)
+            for model, milli in of_models.items():
+                node.extra_of_models[model] = node.extra_of_models.get(model, 0) + milli
             self._charged.add(one)
         self.touched(ancestors(path))
+
+    def likely(self, amounts: Amounts, models: Sequence[str]) -> Models:
+        """What a request for these models is likely to take of each, before it is decided."""
+        return self._shares.likely(amounts[0], models)
 
     def settle(self) -> None:
         """What was charged shows in what is used by now, or was not taken after all."""
         for path in self._charged:
             self._nodes[path].extra = NOTHING
+            self._nodes[path].extra_of_models = {}
         self.touched(self._charged)
         self._charged.clear()
 
@@ -205,16 +215,29 @@ class Line(Generic[K]):
         return own if self._rank_own(node, own) < heap[0][0] else below
 
     def _rank(self, node: _Node[K], head: Entry[K]) -> tuple[float, float, Order]:
-        standing = self._shares.standing(node.path, head.ask, node.extra)
+        standing = self._shares.standing(node.path, head.ask, node.extra, head.models, node.extra_of_models)
         return standing.tier, standing.band, head.order
 
     def _rank_own(self, node: _Node[K], own: Entry[K]) -> tuple[float, float, Order]:
         """A queue's own jobs among its children: what it uses itself, as one that deserves nothing and weighs one."""
-        if not self._shares.compared(node.path):
+        shares = self._shares
+        if not shares.compared(node.path):
             return 0.0, 0.0, own.order
-        used = plus(self._shares.use(node.path), node.extra)
+        used = plus(shares.use(node.path), node.extra)
         for child in node.children.values():
-            theirs = plus(self._shares.use(child.path), child.extra)
+            theirs = plus(shares.use(child.path), child.extra)
             used = max(0, used[0] - theirs[0]), max(0, used[1] - theirs[1]), max(0, used[2] - theirs[2])
-        standing = self._shares.standing_of(used, own.ask)
+        of_models = self._own_models(node) if shares.named(node.path) else NO_MODELS
+        standing = shares.standing_of(node.path, used, own.ask, own.models, of_models)
         return standing.tier, standing.band, own.order
+
+    def _own_models(self, node: _Node[K]) -> Models:
+        use, found = self._shares.use_of_models, _sum(self._shares.use_of_models(node.path), node.extra_of_models)
+        for child in node.children.values():
+            theirs = _sum(use(child.path), child.extra_of_models)
+            found = {model: max(0, milli - theirs.get(model, 0)) for model, milli in found.items()}
+        return found
+
+
+def _sum(left: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
+    return {model: left.get(model, 0) + right.get(model, 0) for model in left.keys() | right.keys()}

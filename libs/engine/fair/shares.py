@@ -10,19 +10,21 @@ difference decides and at 0 none does; within a band the better job goes first, 
 deserved stands at any setting. `history`: how much of what counts as used is the past average instead of the present.
 History never takes a queue out of what it deserves; it decides among those that stand alike.
 
-Among siblings of which none says what it deserves or weighs, jobs go as if they stood in one queue.
+Among siblings of which none says what it deserves or weighs, jobs go as if they stood in one queue. Among siblings of
+which one speaks of GPUs of a model, each such model is a resource of its own (`fair.models`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from libs.domain.queues import Queue, QueueHistory, Quota, Weights, ancestors
+from libs.engine.fair import models as by
+from libs.engine.fair.models import REST, Side
+from libs.engine.fair.parts import NO_MODELS, NO_TERMS, Amounts, Models, Part, Terms, divide, terms_of
 
-#: Milli GPUs, milli CPU, MiB.
-Amounts = tuple[int, int, int]
 NOTHING: Final[Amounts] = (0, 0, 0)
 
 #: Tiers of siblings, first to last.
@@ -40,12 +42,6 @@ class Standing(NamedTuple):
     share: float
 
 
-class _Terms(NamedTuple):
-    deserved: tuple[int | None, int | None, int | None]
-    weights: Amounts
-    says: bool
-
-
 def plus(left: Amounts, right: Amounts) -> Amounts:
     return left[0] + right[0], left[1] + right[1], left[2] + right[2]
 
@@ -56,22 +52,34 @@ def parent_of(path: str) -> str:
 
 
 class Shares:
-    """Specs and history of all queues. `use` tells what is used of a queue and everything below it."""
+    """Specs and history of all queues. `use` tells what is used of a queue and everything below it, `use_of_models`
+    what of that is known by model."""
 
-    def __init__(self, use: Callable[[str], Amounts], *, fairness: int = 100, history: int = 0) -> None:
+    def __init__(
+        self,
+        use: Callable[[str], Amounts],
+        *,
+        use_of_models: Callable[[str], Models] = lambda _: NO_MODELS,
+        fairness: int = 100,
+        history: int = 0,
+    ) -> None:
         if not (0 <= fairness <= 100 and 0 <= history <= 100):
             raise ValueError(f"fairness and history are 0 to 100, not {fairness} and {history}")
         self.use = use
+        self.use_of_models = use_of_models
         self.now = 0.0
         self._width = 1.0 - fairness / 100
         self._past = history / 100
-        self._terms: dict[str, _Terms] = {}
+        self._terms: dict[str, Terms] = {}
         self._specs: dict[str, Queue] = {}
         self._histories: dict[str, QueueHistory] = {}
         self._total: Amounts = NOTHING
         self._children: dict[str, set[str]] = {}
-        self._parts: dict[str, tuple[float, float, float]] = {}
+        self._total_of_models: Models = NO_MODELS
+        self._parts: dict[str, Part] = {}
         self._compared: dict[str, bool] = {}
+        self._named: dict[str, tuple[str, ...]] = {}
+        self._models: frozenset[str] | None = None
         self._silent: bool | None = None
         #: Grows with everything but use that standings follow from.
         self.version = 0
@@ -79,13 +87,13 @@ class Shares:
     # -- facts ------------------------------------------------------------------------------------------------------
     def queue_seen(self, queue: Queue) -> None:
         self._specs[queue.path] = queue
-        self._terms[queue.path] = _terms(queue.deserved, queue.weights)
-        self._changed()
+        self._terms[queue.path] = terms_of(queue.deserved, queue.weights)
+        self._spoken()
 
     def queue_gone(self, path: str) -> None:
         if self._specs.pop(path, None) is not None:
             del self._terms[path]
-            self._changed()
+            self._spoken()
 
     def history_seen(self, history: QueueHistory) -> None:
         known = self._histories.get(history.path)
@@ -100,11 +108,29 @@ class Shares:
             self._total = total
             self._changed()
 
+    def models_seen(self, total: Mapping[str, int]) -> None:
+        """What the cluster has of each model; told where `models` are named."""
+        if total != self._total_of_models:
+            self._total_of_models = dict(total)
+            self._changed()
+
+    def _spoken(self) -> None:
+        self._models = None
+        self._changed()
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Models that any queue deserves or weighs."""
+        if self._models is None:
+            self._models = frozenset(name for spec in self._specs.values() for name in _names(spec))
+        return self._models
+
     def _changed(self) -> None:
         self.version += 1
         self._parts.clear()
         self._children.clear()
         self._compared.clear()
+        self._named.clear()
         self._silent = None
 
     @property
@@ -131,23 +157,42 @@ class Shares:
             self._compared[above] = found
         return found
 
-    def standing(self, path: str, ask: Amounts, extra: Amounts = NOTHING) -> Standing:
-        """Of a queue among its siblings, with its next request counted in. `extra` is used beyond what `use` says."""
+    def named(self, above: str) -> tuple[str, ...]:
+        """The models of which one of the queues right below says what it deserves or weighs."""
+        if not self.models:
+            return ()
+        found = self._named.get(above)
+        if found is None:
+            specs = (self._specs.get(path) for path in self._siblings(above))
+            names = set().union(*(_names(spec) for spec in specs if spec is not None))
+            found = self._named[above] = tuple(sorted(names))
+        return found
+
+    def standing(
+        self,
+        path: str,
+        ask: Amounts,
+        extra: Amounts = NOTHING,
+        models: Sequence[str] = (),
+        extra_of_models: Models = NO_MODELS,
+    ) -> Standing:
+        """Of a queue among its siblings, with its next request counted in; `models` are those that will do for it, none
+        where any does. `extra` is used beyond what `use` says."""
         used = plus(self.use(path), extra)
         terms = self._terms.get(path)
         felt = self.felt(path, used) if self._past else used
+        named = self.named(parent_of(path))
+        use = felt_use = NO_MODELS
+        if named:
+            use = _plus(self.use_of_models(path), extra_of_models)
+            felt_use = self._felt_of_models(path, use) if self._past else use
         if terms is None:
-            return self._above(felt, ask, _NO_TERMS)
+            return self._above(felt, ask, NO_TERMS, models, felt_use, named)
         if not terms.says:
-            return self._above(felt, ask, terms)
-        asked = said = within = below = 0
+            return self._above(felt, ask, terms, models, felt_use, named)
+        said = within = below = 0
         share = 0.0
-        for have, feels, more, deserves in zip(used, felt, ask, terms.deserved, strict=True):
-            if not more:
-                continue
-            asked += 1
-            if deserves is None:
-                continue
+        for have, feels, more, deserves in self._sides(used, felt, ask, terms, models, use, felt_use, named):
             said += 1
             within += have + more <= deserves
             below += have < deserves
@@ -156,24 +201,86 @@ class Shares:
             return Standing(WITHIN, self._band(share), share)
         if said and below == said:
             return Standing(REACHING, self._band(share), share)
-        return self._above(felt, ask, terms)
+        return self._above(felt, ask, terms, models, felt_use, named)
 
-    def standing_of(self, used: Amounts, ask: Amounts) -> Standing:
-        """Of somebody who uses this much, deserves nothing and weighs one."""
-        return self._above(used, ask, _NO_TERMS)
+    def standing_of(
+        self, above: str, used: Amounts, ask: Amounts, models: Sequence[str] = (), use: Models = NO_MODELS
+    ) -> Standing:
+        """Of somebody right below `above` who uses this much, deserves nothing and weighs one."""
+        return self._above(used, ask, NO_TERMS, models, use, self.named(above))
 
-    def _above(self, felt: tuple[float, float, float], ask: Amounts, terms: _Terms) -> Standing:
+    def _sides(
+        self,
+        used: Amounts,
+        felt: tuple[float, float, float],
+        ask: Amounts,
+        terms: Terms,
+        models: Sequence[str],
+        use: Models,
+        felt_use: Models,
+        named: Sequence[str],
+    ) -> Iterator[Side]:
+        """What is both asked for and deserved."""
+        first = 0
+        if named:
+            first = 1
+            if ask[0]:
+                deserved = terms.deserved[0], terms.models
+                yield from by.sides((used[0], use), (felt[0], felt_use), ask[0], models, deserved)
+        for at in range(first, 3):
+            deserves = terms.deserved[at]
+            if ask[at] and deserves is not None:
+                yield Side(used[at], felt[at], ask[at], deserves)
+
+    def _above(
+        self,
+        felt: tuple[float, float, float],
+        ask: Amounts,
+        terms: Terms,
+        models: Sequence[str],
+        use: Models,
+        named: Sequence[str],
+    ) -> Standing:
         share = 0.0
         tier = ABOVE
-        for have, more, deserves, weight, total in zip(
-            felt, ask, terms.deserved, terms.weights, self._total, strict=True
-        ):
-            beyond = have + more - (deserves or 0)
+        if named:
+            share, weighs = self._devices_above(felt[0], ask[0], terms, models, use, named)
+            if ask[0] and not weighs:
+                tier = UNWEIGHTED
+        for at in range(1 if named else 0, 3):
+            more, weight, total = ask[at], terms.weights[at], self._total[at]
+            beyond = felt[at] + more - (terms.deserved[at] or 0)
             if more and not weight:
                 tier = UNWEIGHTED
             if beyond > 0 and total > 0:
                 share = max(share, beyond / total / (weight or 1))
         return Standing(tier, self._band(share), share)
+
+    def _devices_above(
+        self, gpu: float, more: int, terms: Terms, models: Sequence[str], use: Models, named: Sequence[str]
+    ) -> tuple[float, bool]:
+        """(the largest part beyond the share, over its weight, of any model; whether one that the request may get has a
+        weight)."""
+        total = by.split(self._total[0], self._total_of_models, named)
+        may = by.candidates(models, named, total)
+        used = by.split(gpu, use, named)
+        if more:
+            for one, amount in by.spread(more, may, total).items():
+                used[one] += amount
+        share = 0.0
+        for one, beyond in by.beyond(used, terms.models, terms.deserved[0]):
+            if beyond > 0 and total[one] > 0:
+                share = max(share, beyond / total[one] / (terms.weight_of(one) or 1))
+        return share, any(terms.weight_of(one) for one in may)
+
+    def likely(self, milli: int, models: Sequence[str]) -> Models:
+        """What a request for these models may turn out to take of each that is named, before it is known."""
+        if not milli or not self.models:
+            return NO_MODELS
+        named = sorted(self.models)
+        total = by.split(self._total[0], self._total_of_models, named)
+        spread = by.spread(milli, by.candidates(models, named, total), total)
+        return {one: amount for one, amount in spread.items() if one != REST}
 
     def _band(self, share: float) -> float:
         width = self._width
@@ -186,14 +293,25 @@ class Shares:
         history = self._histories.get(path)
         if history is None or history.half_life_s <= 0:
             return used
-        faded: float = 2.0 ** (-max(0.0, self.now - history.at) / history.half_life_s) if self.now else 1.0
-        rate = faded * math.log(2) / history.half_life_s
+        rate = self._rate(history)
         seconds = history.gpu_milli_s, history.cpu_milli_s, history.mem_mib_s
         gpu, cpu, mem = ((1 - self._past) * u + self._past * s * rate for u, s in zip(used, seconds, strict=True))
         return gpu, cpu, mem
 
+    def _felt_of_models(self, path: str, use: Models) -> Models:
+        history = self._histories.get(path)
+        if history is None or history.half_life_s <= 0:
+            return use
+        past = _plus({}, history.models, self._past * self._rate(history))
+        return _plus(past, use, 1 - self._past)
+
+    def _rate(self, history: QueueHistory) -> float:
+        """From what was used over time to a mean, as of now."""
+        faded: float = 2.0 ** (-max(0.0, self.now - history.at) / history.half_life_s) if self.now else 1.0
+        return faded * math.log(2) / history.half_life_s
+
     # -- what one is entitled to ------------------------------------------------------------------------------------
-    def part(self, path: str) -> tuple[float, float, float]:
+    def part(self, path: str) -> Part:
         """What the queue deserves and its part, by weight, of what no sibling deserves; at most its limit. Among
         siblings of which none says anything, all of what is above."""
         found = self._parts.get(path)
@@ -201,25 +319,14 @@ class Shares:
             found = self._parts[path] = self._part(path)
         return found
 
-    def _part(self, path: str) -> tuple[float, float, float]:
+    def _part(self, path: str) -> Part:
         above = parent_of(path)
-        whole: tuple[float, ...] = self.part(above) if above else self._total
+        total = Part(*self._total, {model: self._total_of_models.get(model, 0) for model in self.models})
+        whole = self.part(above) if above else total
         siblings = self._siblings(above) | {path} if self.compared(above) else {path}
-        spec = self._specs.get(path)
-        limits = (spec.gpu_milli, spec.cpu, spec.mem) if spec is not None else (None, None, None)
-        mine = self._terms.get(path, _NO_TERMS)
-        parts = []
-        for at in range(3):
-            deserved = weights = 0
-            for sibling in siblings:
-                terms = self._terms.get(sibling, _NO_TERMS)
-                deserved += terms.deserved[at] or 0
-                weights += terms.weights[at]
-            over = max(0.0, whole[at] - deserved)
-            part = (mine.deserved[at] or 0) + (over * mine.weights[at] / weights if weights else 0.0)
-            limit = limits[at]
-            parts.append(min(part, limit) if limit is not None else part)
-        return parts[0], parts[1], parts[2]
+        terms = [self._terms.get(sibling, NO_TERMS) for sibling in siblings]
+        mine = self._terms.get(path, NO_TERMS)
+        return divide(whole, self.named(above), terms, mine, self._specs.get(path))
 
     def _siblings(self, above: str) -> set[str]:
         if not self._children:
@@ -228,29 +335,35 @@ class Shares:
                     self._children.setdefault(parent_of(one), set()).add(one)
         return self._children.get(above, set())
 
-    def entitled(self, path: str, ask: Amounts) -> bool:
+    def entitled(self, path: str, ask: Amounts, models: Sequence[str] = ()) -> bool:
         """Whether the request is within the part of the queue and of every queue above, and none of them stands above
         its part: then it may wait for room, whoever of its own queue holds that now."""
         for one in ancestors(path):
-            if any(
-                a and (u > p + 1e-6 or a > p + 1e-6) for u, a, p in zip(self.use(one), ask, self.part(one), strict=True)
-            ):
+            use, part = self.use(one), self.part(one)
+            if any(a and (u > p + 1e-6 or a > p + 1e-6) for u, a, p in zip(use, ask, part[:3], strict=True)):
                 return False
+            if ask[0] and models and not self.models.isdisjoint(self.named(parent_of(one))):
+                wanted = set(models)
+                if wanted <= self.models:
+                    held, by_model = self.use_of_models(one), part.models
+                    most = sum(by_model[model] for model in wanted) + 1e-6
+                    if ask[0] > most or sum(held.get(model, 0) for model in wanted) > most:
+                        return False
         return True
 
     def queues(self) -> Iterator[Queue]:
         return iter(self._specs.values())
 
 
-def _terms(deserved: Quota, weights: Weights) -> _Terms:
-    """A queue that says its GPUs by model only deserves their sum."""
-    gpu = deserved.gpu_milli
-    if gpu is None and deserved.models:
-        gpu = sum(deserved.models.values())
-    said = (gpu, deserved.cpu, deserved.mem)
-    return _Terms(said, (weights.gpu, weights.cpu, weights.mem), any(one is not None for one in said))
+def _names(spec: Queue) -> set[str]:
+    return {*spec.deserved.models, *spec.weights.models}
+
+
+def _plus(left: Models, right: Models, times: float = 1.0) -> Models:
+    if not right:
+        return left
+    return {model: left.get(model, 0) + times * right.get(model, 0) for model in left.keys() | right.keys()}
 
 
 _NO_QUOTA: Final = Quota()
 _EQUAL: Final = Weights()
-_NO_TERMS: Final = _terms(_NO_QUOTA, _EQUAL)

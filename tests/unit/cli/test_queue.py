@@ -166,3 +166,26 @@ def test_who_waits_in_the_queue_is_named_by_place_as_placement_said_it(
     assert queue("org/speech", as_json=True) == 0
     (speech,) = json.loads(capsys.readouterr().out)
     assert [(one["job"], one["position"]) for one in speech["line"]] == [("default/early", 1), ("default/late", 2)]
+
+
+def test_a_model_has_its_weight_and_its_past_and_the_half_life_says_whose_it_is(
+    server: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    past = standing(6)
+    past["history"]["gpuMilliSecondsByModel"] = {"H100": int(2000 * HALF / 0.693147)}
+    make(server, "org", past, usageHalfLifeSeconds=HALF, weights={"nvidia.com/gpu": 2, "nvidia.com/gpu:H100": 5})
+    make(server, "team", past, parent="org")
+    make(server, "free", {**past, "history": {**past["history"], "halfLifeSeconds": 24 * HALF}})
+    assert queue("org", resource="H100") == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[1].split()[4] == "2"
+    assert "weights: nvidia.com/gpu 2, nvidia.com/gpu:H100 5" in text
+    assert "half-life of its use: 1 h, its own" in text
+    for name, said in (("team", "1 h, as org says"), ("free", "24 h, of the service")):
+        assert queue(name) == 0
+        assert f"half-life of its use: {said}" in capsys.readouterr().out
+    assert queue() == 0
+    assert "a half is forgotten every 1 h to 24 h, by queue" in capsys.readouterr().out
+    assert queue("team", as_json=True) == 0
+    (team,) = json.loads(capsys.readouterr().out)
+    assert (team["halfLifeSeconds"], team["halfLifeOf"], team["weights"]) == (HALF, "org", {})

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from libs.domain.queues import Quota, Weights
+from libs.domain.queues import Quota, Weights, half_lives
 from libs.kube import queues
 from libs.kube.objects import QueueSpec, queue_decoder
 
@@ -20,12 +20,36 @@ def reasons(place: queues.Placed) -> list[str]:
     return [reason for reason, _ in place.problems]
 
 
-def test_a_weight_for_one_model_is_left_out_and_its_owner_is_told() -> None:
-    place = queues.tree({"q": spec(weights={"nvidia.com/gpu:H100": 4, "nvidia.com/gpu": 2})})["q"]
-    assert place.queue.weights == Weights(2, 1, 1)
-    ((reason, sentence),) = place.problems
-    assert reason == "WeightByModel"
-    assert "nvidia.com/gpu:H100 is left out" in sentence
+def test_weights_are_read_by_model_and_spelled_as_they_were_said() -> None:
+    said = {"nvidia.com/gpu:H100": 4, "nvidia.com/gpu:T4": 1, "nvidia.com/gpu": 2}
+    place = queues.tree({"q": spec(weights=said)})["q"]
+    assert place.queue.weights == Weights(2, 1, 1, {"H100": 4, "T4": 1})
+    assert not place.problems
+    assert queues.weights_of(place.queue) == said
+
+
+def test_a_half_life_is_read_and_where_none_is_said_it_is_that_of_the_queue_above() -> None:
+    read = queues.tree(
+        {
+            "org": spec(usageHalfLifeSeconds=3600),
+            "team": spec(parent="org"),
+            "night": spec(parent="team", usageHalfLifeSeconds=7200),
+            "other": spec(),
+        }
+    )
+    of = half_lives({place.queue.path: place.queue for place in read.values()}, 86_400)
+    assert [of(path) for path in ("org", "org/team", "org/team/night", "other", "nobody/at-all")] == [
+        3600,
+        3600,
+        7200,
+        86_400,
+        86_400,
+    ]
+
+
+def test_a_half_life_of_older_days_that_makes_no_sense_is_cut_to_what_does() -> None:
+    read = queues.tree({"short": spec(usageHalfLifeSeconds=1), "long": spec(usageHalfLifeSeconds=10**9)})
+    assert [place.queue.half_life_s for place in read.values()] == [60, 90 * 86_400]
 
 
 def test_amounts_are_read_by_resource_and_by_model() -> None:

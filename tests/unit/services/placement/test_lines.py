@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from libs.contracts.events import LearnedMix, QueueLine
+from libs.contracts.events import LearnedMix, QueueLine, Stander
 from libs.engine.fair import Amounts, Place
 from services.placement.lines import HEADS, Heard, ranks, told_of
 
-ASK: Amounts = (8000, 100, 1)
+ASK: tuple[Amounts, tuple[str, ...]] = ((8000, 100, 1), ("H100",))
 
 
 def place(number: int, partition: int = 0) -> Place:
@@ -79,3 +79,19 @@ def test_the_release_before_reads_the_record_as_it_did() -> None:
     assert msgspec.json.decode(record, type=Before) == Before(3, 10)
     assert msgspec.json.decode(record, type=LearnedMix).lines == (line(5000),)
     assert len(record) < 4000
+
+
+def test_a_record_of_the_release_before_leaves_the_models_open() -> None:
+    record = msgspec.json.encode(("pod/a/x", 1, 0, 5.0, 1, (8000, 100, 1)))
+    assert msgspec.json.decode(record, type=Stander) == Stander("pod/a/x", 1, 0, 5.0, 1, (8000, 100, 1))
+    now = msgspec.json.encode(Stander("pod/a/x", 1, 0, 5.0, 1, (8000, 100, 1), ("H100",)))
+
+    class Before(msgspec.Struct, frozen=True, array_like=True):
+        job: str
+        aged: int
+        by_priority: int
+        created: float
+        rank: int
+        ask: tuple[int, int, int]
+
+    assert msgspec.json.decode(now, type=Before).ask == (8000, 100, 1)

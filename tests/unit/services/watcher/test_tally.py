@@ -225,7 +225,8 @@ class TestWhatIsKnownOfJobsThatWereEvicted:
         tally.came("q", "pod/a/x-again", "Job/a/x", time.now)  # made again: the same job
         kept = tally.history("q")
         assert kept.served == {"Job/a/x": Served(2_000_000, 2000, int(time.now))}
-        assert kept.spending == Spending(pytest.approx(1, abs=0.01), 1.0, 200_000)  # type: ignore[arg-type]
+        assert kept.spending.jobs == pytest.approx(1, abs=0.01)
+        assert (kept.spending.evictions, kept.spending.lost_milli_s) == (1.0, 200_000)
         time.now += 10
         other = begun(time, {"q": kept})
         other.held("x-2", "q", ONE, time.now)
