@@ -20,13 +20,18 @@ def queue(
     ],
     nodes: Annotated[int, typer.Option(help="Nodes.", min=1)] = 48,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of each node.", min=1)] = 8,
-    policy: Annotated[str, typer.Option(help="One or more, joined by commas.")] = "drystone",
+    policy: Annotated[str, typer.Option(help="One or more, joined by commas; drystone where none is named.")] = "",
     tenants: Annotated[str, typer.Option(help="pooled | fenced: each on its own nodes.")] = "pooled",
     fence: Annotated[str, typer.Option(help="Nodes per tenant: a=16,b=8; pooled, their guaranteed shares.")] = "",
     restart_s: Annotated[float, typer.Option(help="Seconds that a restart after an eviction costs.", min=0)] = 60.0,
     checkpoint_s: Annotated[float, typer.Option(help="Seconds of run between checkpoints.", min=0)] = 1800.0,
     frontier: Annotated[
-        bool, typer.Option("--frontier", help="Drystone's order with each parameter halved and doubled, and others.")
+        bool,
+        typer.Option(
+            "--frontier",
+            help="The policies named, or without any all families and Drystone's order with each parameter halved and "
+            "doubled, as a table of mean wait, longest wait and evictions.",
+        ),
     ] = False,
     fairness: Annotated[
         str, typer.Option(help="Drystone's order with its knob at each of these, 0 (efficiency) to 100: 0,50,100.")
@@ -40,7 +45,7 @@ def queue(
     from libs.sim.errors import SimulationError
     from libs.sim.queue.figures import figures
     from libs.sim.queue.frontier import frontier as spread
-    from libs.sim.queue.frontier import knob
+    from libs.sim.queue.frontier import knob, told
     from libs.sim.queue.loop import Costs
     from libs.sim.queue.study import Setup, parse_fence
     from libs.sim.queue.trace import first_days, read_jobs
@@ -52,18 +57,23 @@ def queue(
         shares = parse_fence(fence)
         costs = Costs(restart_s, checkpoint_s)
         setups = [
-            Setup(nodes, gpus_per_node, name.strip(), costs, tenants == "fenced", shares) for name in policy.split(",")
+            Setup(nodes, gpus_per_node, name.strip(), costs, tenants == "fenced", shares)
+            for name in (policy or "drystone").split(",")
         ]
         if fairness:
             setups = knob(setups[0], _settings(fairness))
-        elif frontier:
+        elif frontier and not policy:
             setups = spread(setups[0])
         results = _run(setups, trace, processes)
     except SimulationError as error:
         raise CommandError(str(error)) from None
     tables = [figures(result) for result in results]
+    if frontier and not fairness:
+        tables = told(setups, tables)
     if as_json:
-        show(tables[0] if len(tables) == 1 else tables)
+        show(tables[0] if len(tables) == 1 and not frontier else tables)
+    elif frontier and not fairness:
+        _frontier(tables)
     else:
         for table in tables:
             say(_line(table))
@@ -93,6 +103,20 @@ def _run(setups: list[Any], trace: list[Any], processes: int) -> list[Any]:
         if one:
             return [simulate(setups[0], trace, done=lambda ended: progress.update(bar, completed=ended))]
         return simulate_all(setups, trace, processes, lambda _: progress.advance(bar))
+
+
+def _frontier(tables: list[dict[str, Any]]) -> None:
+    """By mean wait; `*`: nobody else is as good in all three and better in one."""
+    lines = [("POLICY", "MEAN WAIT S", "LONGEST S", "EVICTIONS PER JOB", "LOST %", "")]
+    for table in tables:
+        mark = "knows run times" if table["knows"] else "*" if table["frontier"] else ""
+        waits = f"{table['mean_wait_s']:,.0f}", f"{table['max_wait_s']:,.0f}"
+        lost = f"{table['gpu_time_lost_pct']:.2f}"
+        lines.append((table["policy"], *waits, f"{table['evictions_per_job']:.3f}", lost, mark))
+    widths = [max(len(line[n]) for line in lines) for n in range(5)]
+    for line in lines:
+        cells = [line[0].ljust(widths[0]), *(line[n].rjust(widths[n]) for n in range(1, 5)), line[5]]
+        say("  ".join(cells).rstrip())
 
 
 def _line(table: dict[str, Any]) -> str:

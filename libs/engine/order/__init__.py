@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from libs.engine.fair.little import LittleService
+from libs.engine.order.ageing import DAY, Ageing
 from libs.engine.order.attained import many_levels, two_levels
 from libs.engine.order.base import NEVER, Fifo, Item, Order, Rank
 from libs.engine.order.drystone import Drystone, Parameters
+from libs.engine.order.gittins import Gittins
+from libs.engine.order.predicted import Predicted, PredictedRemaining
 from libs.engine.order.services import Services
 from libs.engine.order.shortest import Shortest, ShortestRemaining
 
@@ -30,11 +33,19 @@ def _drystone(scene: Scene) -> Order:
 
 
 ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
+    "ageing": lambda _: Ageing(),
+    "ageing-6h": lambda _: Ageing(DAY / 4),
+    "ageing-4d": lambda _: Ageing(4 * DAY),
     "drystone": _drystone,
     "fifo": lambda _: Fifo(),
     "fifo-backfill": lambda _: Order(),
     "fifo+backfill": lambda _: Order(),  # the same
+    "gittins": lambda _: Gittins(),
+    "gittins-1": lambda _: Gittins(margin=1.0),
+    "gittins-8": lambda _: Gittins(margin=8.0),
     "las": lambda _: many_levels(),
+    "predicted": lambda _: Predicted(),
+    "predicted-remaining": lambda _: PredictedRemaining(),
     "two-level": lambda _: two_levels(),
     "services": lambda _: Services(LittleService()),
     "services-by-age": lambda _: Services(None),

@@ -52,6 +52,8 @@ class Attained(Order):
 
 
 HOUR = 3600.0
+#: From one GPU hour on, each eight times the one before.
+LEVELS = tuple(HOUR * 8.0**k for k in range(6))
 
 
 def two_levels() -> Attained:
@@ -60,5 +62,4 @@ def two_levels() -> Attained:
 
 
 def many_levels() -> Attained:
-    """From one GPU hour on, each level eight times the one before."""
-    return Attained(tuple(HOUR * 8**k for k in range(6)))
+    return Attained(LEVELS)
