@@ -12,6 +12,7 @@ from libs.domain.nodes import Toleration
 from libs.domain.resources import Request
 from libs.domain.rules import Rules
 from libs.domain.topology import Topology
+from libs.domain.verdicts import Reason
 
 #: The entry of `Task.unsupported` of a pod that waits for its scheduling gates: not now, rather than never.
 GATES: Final = "scheduling gates"
@@ -46,6 +47,16 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     topology: Topology | None = None
 
 
+class Barred(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why nothing of a job is decided yet, whatever room there is: an object that it names is not there, or does not
+    admit it. `never`: only another pod or object changes that, so nobody has to wait for it."""
+
+    reason: Reason
+    message: str
+    helps: str
+    never: bool = False
+
+
 class JobHead(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is common to the tasks of a job.
 
@@ -76,6 +87,15 @@ class JobHead(msgspec.Struct, frozen=True, omit_defaults=True):
     #: What goes on when a pod is evicted and made again: "<kind>/<namespace>/<uid>" of the controlling owner of the
     #: pods, else the job's key. Evictions are counted by it.
     workload: str = ""
+    barred: Barred | None = None
+
+
+def opens(known: JobHead, later: JobHead) -> bool:
+    """Whether what bars the job is another thing by the later words. A member that does not know of a PodGroup that
+    others knew, or of a minimum that they said, does not bar it again."""
+    if later.barred is not None and later.barred.reason is Reason.POD_GROUP and known.barred is None:
+        return False
+    return later.barred != known.barred
 
 
 class Wishes(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -59,7 +59,8 @@ EVICT_PLAN: Final = "drystone.dev/evict-plan"
 POD_GROUP_LABELS: Final = (
     "scheduling.x-k8s.io/pod-group",  # scheduler-plugins
     "pod-group.scheduling.sigs.k8s.io",  # scheduler-plugins, older
-    "scheduling.k8s.io/group-name",  # Volcano (annotation in its older releases)
+    "scheduling.k8s.io/group-name",  # Volcano (annotation)
+    "scheduling.volcano.sh/group-name",  # Volcano, newer
     "pod-group-name",  # KAI (annotation)
     "gang.scheduling.koordinator.sh/name",  # Koordinator (annotation)
 )

@@ -64,6 +64,8 @@ class Reason(enum.StrEnum):
     DOMAIN_ROOM = "no topology domain has room for all of it"
     UNSUPPORTED = "unsupported pod feature"
     GATED = "scheduling gates"
+    POD_GROUP = "PodGroup not seen"
+    QUEUE_CLOSED = "queue not open to the namespace"
     NO_NODES = "the cluster has no nodes"
     EVICTING = "waiting for evicted pods to leave"
     RETRY = "changed while being decided; retried"

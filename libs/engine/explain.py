@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from libs.domain.jobs import Barred
 from libs.domain.resources import WHOLE
 from libs.domain.verdicts import LASTING, Kind, Reason, Verdict, Wake
 from libs.engine.ask import Ask
@@ -266,6 +267,16 @@ def gated(features: tuple[str, ...], task: str) -> Verdict:
         wakes_on=(Wake.SPEC_CHANGED,),
         helps=("the pod's scheduling gates removed",),
         task=task,
+    )
+
+
+def barred(bar: Barred) -> Verdict:
+    return Verdict(
+        Kind.NEVER if bar.never else Kind.NOT_NOW,
+        bar.reason,
+        f"{bar.message}; helps: {bar.helps}",
+        wakes_on=(Wake.SPEC_CHANGED,),
+        helps=(bar.helps,),
     )
 
 

@@ -88,7 +88,9 @@ class Door:
 
 
 def door(job: PendingJob, need: Minimum) -> Door:
-    """What can be said of the pods alone. Pods not understood are never placed."""
+    """What can be said of the job and its pods alone. Pods not understood are never placed."""
+    if job.head.barred is not None:
+        return Door([], None, explain.barred(job.head.barred))
     usable = [task for task in job.tasks if not task.unsupported]
     barred: Verdict | None = None
     if len(usable) < len(job.tasks):

@@ -1,8 +1,7 @@
 """Which job a pod belongs to, its queue, priority, tenant and gang minimum. First rule that applies wins.
 
 The tenant comes from the namespace and the configuration, never from what the pod says about itself. A pod that names a
-PodGroup whose minimum is not known yet is reported by `unresolved`, because treating it as a single would place a gang
-in part.
+PodGroup whose minimum is not known yet bars its job, because treating it as a single would place a gang in part.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.domain import keys
-from libs.domain.jobs import JobHead
+from libs.domain.jobs import Barred, JobHead
+from libs.domain.verdicts import Reason
 from libs.kube.declared import declared
 from libs.kube.pods import PodView
 
@@ -20,6 +20,14 @@ _MIN_ANNOTATIONS: Final = (
     "gang.scheduling.koordinator.sh/min-available",
     "pod-group.scheduling.sigs.k8s.io/min-available",
 )
+
+
+#: Where PodGroups are, by the project that brings them; each has the minimum in `spec.minMember`.
+POD_GROUPS: Final[Mapping[str, str]] = {
+    "scheduler-plugins": "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
+    "volcano": "/apis/scheduling.volcano.sh/v1beta1/podgroups",
+    "kai": "/apis/scheduling.run.ai/v2alpha2/podgroups",
+}
 
 
 def _no_group(_namespace: str, _name: str) -> int | None:
@@ -34,8 +42,9 @@ def _no_words(_namespace: str, _name: str) -> Mapping[str, str]:
 class Known:
     """What the caller knows of the cluster. `tenants` maps namespace -> tenant (else the namespace is the tenant),
     `namespace_queues` namespace -> queue path, `queue_paths` a queue's plain name -> its path, `pod_group_min`
-    (namespace, name) -> minimum or None where that PodGroup has not been seen, `pod_group_annotations` what that
-    PodGroup says for its pods, `priorities` class name -> value."""
+    (namespace, name) -> minimum or None where no PodGroup of that name has been seen (of several, by different
+    projects, the greatest: their pods make one job), `pod_group_annotations` what it says for its pods, `priorities`
+    class name -> value."""
 
     tenants: Mapping[str, str] = field(default_factory=dict)
     namespace_queues: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +78,7 @@ def job_of(pod: PodView, known: Known = NOTHING_KNOWN) -> JobHead:
         expected_s=said.expected_s,
         checkpoint_s=said.checkpoint_s,
         workload=workload_of(pod) or key,
+        barred=_barred(pod, known),
     )
 
 
@@ -85,14 +95,17 @@ def job_key(pod: PodView) -> str:
     return _key(pod, NOTHING_KNOWN)[0]
 
 
-def unresolved(pod: PodView, known: Known) -> str:
-    """Why the pod's job cannot be decided yet, empty if it can."""
+def _barred(pod: PodView, known: Known) -> Barred | None:
     if _own_job(pod) or _named_gang(pod):
-        return ""
+        return None
     group = pod_group_of(pod)
     if group and _group_min(pod, group, known) is None:
-        return f"PodGroup {pod.namespace}/{group} has not been seen and the pod does not say its minimum"
-    return ""
+        return Barred(
+            Reason.POD_GROUP,
+            f"PodGroup {pod.namespace}/{group} has not been seen and the pod does not say its minimum",
+            f"that PodGroup created, or the annotation {keys.GANG_MIN} on the pods",
+        )
+    return None
 
 
 def pod_group_of(pod: PodView) -> str:

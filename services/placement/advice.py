@@ -25,7 +25,17 @@ from services.placement.state import State
 _GOOD_S: Final = 120.0
 #: Answers kept, and questions that wait.
 _KEPT: Final = 512
-_UNHELPFUL: Final = frozenset({Reason.GANG_INCOMPLETE, Reason.UNSUPPORTED, Reason.GATED, Reason.EVICTING, Reason.RETRY})
+_UNHELPFUL: Final = frozenset(
+    {
+        Reason.GANG_INCOMPLETE,
+        Reason.UNSUPPORTED,
+        Reason.GATED,
+        Reason.POD_GROUP,
+        Reason.QUEUE_CLOSED,
+        Reason.EVICTING,
+        Reason.RETRY,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,8 @@ def signature(
     if job.evicting is not None or (held and any(task.topology is not None for task in tasks)):
         return job.head.key
     head = job.head
+    if head.barred is not None:
+        return head.queue, head.barred
     looks = (_looks(tasks[0], scope_of),) if len(tasks) == 1 else _counted(tasks, scope_of)
     return (
         head.queue,
@@ -218,6 +220,7 @@ _WORDS: Final = {
     Reason.GANG_INCOMPLETE: "GangIncomplete",
     Reason.UNSUPPORTED: "Unsupported",
     Reason.GATED: "SchedulingGated",
+    Reason.POD_GROUP: "PodGroupNotSeen",
     Reason.EVICTING: "WaitingForEvictions",
 }
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from libs.contracts.events import JobChanged
-from libs.domain.jobs import JobHead, Task
+from libs.domain.jobs import JobHead, Task, opens
 from libs.domain.nodes import newer
 from libs.domain.resources import WHOLE
 from libs.domain.verdicts import Verdict
@@ -173,8 +173,10 @@ class Pending:
             return None
         if change.tasks or change.deleted:
             if job.head is not head and job.head != head:
+                merged = _merged(job.head, head, listed=not change.seen)
                 new = new or job.head.attempt != head.attempt or job.head.gang_min != head.gang_min
-                job.head = _merged(job.head, head)
+                new = new or merged.barred != job.head.barred
+                job.head = merged
             if change.seen and newer(change.seen, job.seen):
                 job.seen = change.seen
             if new:
@@ -400,9 +402,12 @@ class Pending:
         return counts
 
 
-def _merged(known: JobHead, head: JobHead) -> JobHead:
-    """The newer words, the older age: a gang is as old as its first pod, whichever pod the hint was about."""
+def _merged(known: JobHead, head: JobHead, listed: bool = False) -> JobHead:
+    """The newer words, the older age: a gang is as old as its first pod, whichever pod the hint was about. A list may
+    be older than the hint that took the bar away."""
     if head.attempt < known.attempt:
+        return known
+    if head.barred is not None and known.barred is None and (listed or not opens(known, head)):
         return known
     if head.attempt == known.attempt and 0 < known.created < head.created:
         return msgspec.structs.replace(head, created=known.created)

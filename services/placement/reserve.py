@@ -43,10 +43,10 @@ LEND_SLACK_S: Final = 10
 #: After so many refusals by the ledger in a row a gang gathers what it was to have.
 GANG_REFUSALS: Final = 3
 _NOT_ROOM: Final = frozenset(
-    {Reason.GANG_INCOMPLETE, Reason.GATED, Reason.UNSUPPORTED, Reason.NO_NODES, Reason.EVICTING}
+    {Reason.GANG_INCOMPLETE, Reason.GATED, Reason.POD_GROUP, Reason.UNSUPPORTED, Reason.NO_NODES, Reason.EVICTING}
 )
 #: Whoever room is kept for could not take it.
-_NOT_READY: Final = frozenset({Reason.GANG_INCOMPLETE, Reason.GATED, Reason.UNSUPPORTED})
+_NOT_READY: Final = frozenset({Reason.GANG_INCOMPLETE, Reason.GATED, Reason.POD_GROUP, Reason.UNSUPPORTED})
 
 
 @dataclass(slots=True)

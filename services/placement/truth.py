@@ -1,6 +1,6 @@
 """One consistent look at the API server: what waits, which job objects there are, and their pods.
 
-The truth that hints only hurry along. A pod that names a PodGroup whose minimum cannot be learned is left out: a gang
+The truth that hints only hurry along. A pod that names a PodGroup whose minimum cannot be learned bars its job: a gang
 is never begun as a single.
 """
 
@@ -16,10 +16,10 @@ import structlog
 
 from libs.contracts.events import JobChanged
 from libs.domain import keys
-from libs.domain.jobs import JobHead, Task, partition_of
+from libs.domain.jobs import JobHead, Task, opens, partition_of
 from libs.kube import trainingjobs, writes
 from libs.kube.errors import ReadFailed
-from libs.kube.grouping import Known, job_key, job_of, pod_group_of, unresolved
+from libs.kube.grouping import POD_GROUPS, Known, job_key, job_of, pod_group_of
 from libs.kube.objects import bare_decoder, pod_group_decoder
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
@@ -32,7 +32,6 @@ _PENDING: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},spec.nodeName="
 _DONE: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},status.phase=Succeeded"
 #: Objects that are read at a stretch; then others have the loop.
 _STRETCH: Final = 50
-POD_GROUPS: Final = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
 
 
 @dataclass(slots=True)
@@ -60,7 +59,7 @@ async def read_truth(
     known_tasks = {
         task.id: (job.head.key, task)
         for job in jobs.values()
-        if job.partition in partitions
+        if job.partition in partitions and job.head.barred is None  # what bars it may have gone
         for task in job.tasks.values()
     }
     unchanged: dict[str, list[Task]] = {}
@@ -81,8 +80,6 @@ async def read_truth(
     heads: dict[str, JobHead] = {}
     for pod in waiting:
         head = job_of(pod, known)
-        if unresolved(pod, known) and head.key not in jobs:
-            continue
         pods.setdefault(head.key, []).append(pod)
         older = heads.get(head.key)
         heads[head.key] = head if older is None else _joined(older, head)
@@ -90,7 +87,7 @@ async def read_truth(
         if number % _STRETCH == _STRETCH - 1:
             await asyncio.sleep(0)
         job, known_head = jobs.get(key), heads.get(key)
-        if job is not None and (known_head is None or (job.tasks and job.head.uid == known_head.uid)):
+        if job is not None and (known_head is None or (job.tasks and _stands(job.head, known_head))):
             known_head = job.head  # resolved by the watcher, which may know more
         if known_head is not None:  # else it went meanwhile
             fresh = (pod.to_task() for pod in pods.get(key, ()))
@@ -126,10 +123,12 @@ async def read_done(kube: Kube, namespace: str, jobs: Collection[str]) -> dict[s
 async def _with_pod_groups(kube: Kube, known: Known) -> Known:
     least: dict[tuple[str, str], int] = {}
     words: dict[tuple[str, str], Mapping[str, str]] = {}
-    for raw in await _all(kube, POD_GROUPS, unless=(404, 403)):
-        group = pod_group_decoder.decode(raw)
-        place = group.metadata.namespace, group.metadata.name
-        least[place], words[place] = group.spec.min_member or 1, group.metadata.annotations or {}
+    for path in POD_GROUPS.values():
+        for raw in await _all(kube, path, unless=(404, 403)):
+            group = pod_group_decoder.decode(raw)
+            place = group.metadata.namespace, group.metadata.name
+            least[place] = max(least.get(place, 1), group.spec.min_member or 1)
+            words[place] = words.get(place) or group.metadata.annotations or {}
     return replace(
         known,
         pod_group_min=lambda namespace, name: least.get((namespace, name)),
@@ -149,6 +148,11 @@ async def _all(kube: Kube, path: str, unless: tuple[int, ...] = (404,)) -> tuple
         return ()
 
 
+def _stands(known: JobHead, listed: JobHead) -> bool:
+    """Whether the head that is known is as good as the one by the list, or better."""
+    return known.uid == listed.uid and (known.barred is None or listed.barred is not None)
+
+
 def _joined(one: JobHead, other: JobHead) -> JobHead:
     """Heads of two pods of one gang: the older age, the greater minimum."""
     return msgspec.structs.replace(
@@ -156,4 +160,5 @@ def _joined(one: JobHead, other: JobHead) -> JobHead:
         created=min(one.created, other.created),
         gang_min=max(one.gang_min, other.gang_min),
         declared=max(one.declared, other.declared),
+        barred=one.barred if not opens(one, other) else other.barred,
     )

@@ -8,12 +8,12 @@ from libs.contracts.events import ClusterFact, NamespaceFact, PdbFact, PriorityC
 from libs.domain.queues import Queue
 from libs.kube import objects
 from libs.kube.declared import KEYS
-from libs.kube.grouping import Known
+from libs.kube.grouping import POD_GROUPS, Known
 from libs.kube.queues import Placed, of_namespaces, tree
 from services.watcher.changes import Changes
 
-_EMPTY: Mapping[str, str] = {}
 Place = tuple[str, str]
+_NONE: tuple[int, dict[str, str]] = (0, {})
 
 
 class Catalog:
@@ -21,9 +21,8 @@ class Catalog:
     them, and then the end of those that were not among them."""
 
     def __init__(self, term: int, tenants: Mapping[str, str], changes: Callable[[], Changes]) -> None:
-        self.groups: dict[Place, int] = {}
-        #: What PodGroups say for all their pods.
-        self.group_words: dict[Place, dict[str, str]] = {}
+        #: PodGroups by project, with their minima and what they say for all their pods.
+        self.groups: dict[str, dict[Place, tuple[int, dict[str, str]]]] = {project: {} for project in POD_GROUPS}
         self.priorities: dict[str, PriorityClassFact] = {}
         self.pdbs: dict[str, PdbFact] = {}
         self.queues: dict[str, Queue] = {}
@@ -89,23 +88,25 @@ class Catalog:
         if self.namespaces.pop(name, None) is not None:
             self._changes().facts["namespace/" + name] = None
 
-    def group(self, kind: str, raw: bytes) -> Place:
+    def group(self, project: str, kind: str, raw: bytes) -> Place:
         seen = objects.pod_group_decoder.decode(raw)
         place = (seen.metadata.namespace, seen.metadata.name)
         if kind == "DELETED":
-            self.group_gone(place)
+            self.group_gone(project, place)
         else:
-            self.groups[place] = seen.spec.min_member or 1
             said = {k: v for k, v in (seen.metadata.annotations or {}).items() if k in KEYS}
-            if said:
-                self.group_words[place] = said
-            else:
-                self.group_words.pop(place, None)
+            self.groups[project][place] = (seen.spec.min_member or 1, said)
         return place
 
-    def group_gone(self, place: Place) -> None:
-        self.groups.pop(place, None)
-        self.group_words.pop(place, None)
+    def group_gone(self, project: str, place: Place) -> None:
+        self.groups[project].pop(place, None)
+
+    def _group_min(self, namespace: str, name: str) -> int | None:
+        found = [groups[namespace, name][0] for groups in self.groups.values() if (namespace, name) in groups]
+        return max(found, default=None)
+
+    def _group_words(self, namespace: str, name: str) -> Mapping[str, str]:
+        return next((said for groups in self.groups.values() if (said := groups.get((namespace, name), _NONE)[1])), {})
 
     def queue(self, kind: str, raw: bytes) -> tuple[str, str]:
         """(name, version that its spec was last seen to change in). `settle` has to be called after one or many."""
@@ -159,7 +160,7 @@ class Catalog:
             tenants=self._tenants,
             namespace_queues=of_namespaces(self.queues.values()),
             queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
-            pod_group_min=lambda namespace, name: self.groups.get((namespace, name)),
+            pod_group_min=self._group_min,
             priorities={name: fact.value for name, fact in self.priorities.items()},
-            pod_group_annotations=lambda namespace, name: self.group_words.get((namespace, name), _EMPTY),
+            pod_group_annotations=self._group_words,
         )

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from libs.contracts.events import ClusterFact, JobChanged, JobStatus, cluster_key
-from libs.domain.jobs import JobHead, Phase, Task
+from libs.domain.jobs import JobHead, Phase, Task, opens
 from libs.domain.nodes import Node
 from libs.domain.queues import Eviction, Queue
 from libs.store.port import TaskSeen
@@ -73,7 +73,7 @@ class Changes:
         found = self.hints.get(head.key)
         if found is None:
             found = self.hints[head.key] = Hint(head)
-        elif head.gang_min > found.head.gang_min:
+        elif head.gang_min > found.head.gang_min or opens(found.head, head):
             found.head = head
         elif head.queue != found.head.queue:
             found.head = msgspec.structs.replace(found.head, queue=head.queue)

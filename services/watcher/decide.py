@@ -122,8 +122,8 @@ class Picture:
         head, tasks = trainingjobs.expand(view, view.status.attempt, self.known)
         self._changes.hint(head).tasks.update((t.id, t) for t in tasks)
 
-    def group_event(self, kind: str, raw: bytes) -> None:
-        self.catalog.group(kind, raw)
+    def group_event(self, project: str, kind: str, raw: bytes) -> None:
+        self.catalog.group(project, kind, raw)
         self.pods.groups_changed()
 
     def _queue(self, kind: str, raw: bytes) -> str:

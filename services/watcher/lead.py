@@ -17,6 +17,7 @@ import structlog
 from libs.bus.port import Bus
 from libs.contracts.topics import CLUSTER, TASKS
 from libs.kube import volumes, writes
+from libs.kube.grouping import POD_GROUPS
 from libs.kube.pods import PodView
 from libs.kube.port import Kube
 from libs.kube.reflector import Reflector
@@ -31,18 +32,18 @@ from services.watcher.decide import Picture
 from services.watcher.emit import Emitter, chunks
 from services.watcher.keep import Keeper
 from services.watcher.leaving import leave
-from services.watcher.lists import handlers
+from services.watcher.lists import group_watch, handlers
 from services.watcher.settings import WatcherSettings
 
 log = structlog.get_logger()
 
 _encode = msgspec.json.encode
 
-POD_GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
+_GROUPS: Mapping[str, str] = {group_watch(project): path for project, path in POD_GROUPS.items()}
 PATHS: Mapping[str, str] = {
     "priorityclasses": writes.PRIORITY_CLASSES,
     "queues": writes.QUEUES,
-    "podgroups": POD_GROUPS,
+    **_GROUPS,
     "namespaces": writes.NAMESPACES,
     "storageclasses": volumes.CLASSES,
     "volumes": volumes.VOLUMES,
@@ -54,10 +55,10 @@ PATHS: Mapping[str, str] = {
     "trainingjobs": writes.TRAINING_JOBS,
 }
 #: Installed by others or not at all, or only of use to few pods: absent is an ordinary answer.
-OPTIONAL = frozenset({"podgroups", "namespaces", "storageclasses", "volumes", "claims", "csinodes"})
+OPTIONAL = frozenset({*_GROUPS, "namespaces", "storageclasses", "volumes", "claims", "csinodes"})
 #: What a pod's job, queue and priority follow from: listed before pods are read.
-CATALOG = frozenset({"priorityclasses", "queues", "podgroups"})
-_RECHECK_S = 60.0
+CATALOG = frozenset({"priorityclasses", "queues", *_GROUPS})
+_RECHECK_S = 5.0
 #: Reports of what is bound or gone leave at most this often.
 GATHER_S = 0.03
 #: How soon evictions are told, at the soonest.

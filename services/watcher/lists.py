@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
+from libs.kube.grouping import POD_GROUPS
 from libs.kube.objects import Meta, bare_decoder
 from services.watcher.decide import Picture
 
 K = TypeVar("K", bound=Hashable)
 Event = Callable[[str, bytes], None]
 Listed = Callable[[Sequence[bytes]], None]
+
+
+def group_watch(project: str) -> str:
+    """How the watch of a project's PodGroups is called."""
+    return f"podgroups of {project}"
 
 
 def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
@@ -38,7 +45,15 @@ def handlers(picture: Picture) -> dict[str, tuple[Listed, Event]]:
     return {
         "priorityclasses": way(catalog.priority, lambda: catalog.priorities, catalog.priority_gone, _name),
         "queues": (picture.queue_list, guarded(picture.queue_event)),
-        "podgroups": way(picture.group_event, lambda: catalog.groups, catalog.group_gone, _place),
+        **{
+            group_watch(project): way(
+                partial(picture.group_event, project),
+                lambda project=project: catalog.groups[project],  # type: ignore[misc]
+                partial(catalog.group_gone, project),
+                _place,
+            )
+            for project in POD_GROUPS
+        },
         "namespaces": way(catalog.namespace, lambda: catalog.namespaces, catalog.namespace_gone, _name),
         "pdbs": way(catalog.pdb, lambda: catalog.pdbs, catalog.pdb_gone, lambda m: f"pdb/{m.namespace}/{m.name}"),
         "storageclasses": way(storage.storage_class, lambda: storage.classes, storage.storage_class_gone, _name),

@@ -1,7 +1,7 @@
 """Pods as the leader remembers them, and what is said as they change: pure.
 
 A pod that holds room is told to the ledger and on the cluster's topic, with what it is charged; one of ours that waits
-is told to placement as a task of its job, once everything that its job is judged by is known. Versions that change
+is told to placement as a task of its job, and again once a PodGroup that it waits for is there. Versions that change
 nothing are not said. Who holds room stays with the queue that it began in until it ends.
 """
 
@@ -18,7 +18,7 @@ from libs.domain.jobs import JobHead
 from libs.domain.nodes import Node, newer
 from libs.domain.queues import Eviction
 from libs.kube.declared import notes
-from libs.kube.grouping import job_of, unresolved
+from libs.kube.grouping import job_of
 from libs.kube.pods import PodView, parse_pod
 from libs.store.port import TaskSeen
 from services.watcher.catalog import Catalog
@@ -60,7 +60,8 @@ class Pods:
         self._tally = tally
         self._changes = changes
         self._ignored = ignored
-        self._waiting_for_group: set[str] = set()
+        #: Whose jobs are barred: told again as soon as they are not.
+        self._barred: set[str] = set()
 
     # --- what happens to them ---------------------------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class Pods:
 
     def gone(self, uid: str) -> None:
         pod = self.by_uid.pop(uid, None)
-        self._waiting_for_group.discard(uid)
+        self._barred.discard(uid)
         if pod is None:
             return
         changes = self._changes()
@@ -96,14 +97,14 @@ class Pods:
             hint.gone[pod.view.task_id] = None
 
     def groups_changed(self) -> None:
-        """Pods that came before their group were held back: a single is not what they are."""
-        for uid in list(self._waiting_for_group):
-            pod = self.by_uid.get(uid)
-            if pod is None:
-                self._waiting_for_group.discard(uid)
-            elif not unresolved(pod.view, self._catalog.known):
-                self._waiting_for_group.discard(uid)
-                self._changed(pod.view, None)
+        """Who waits for a PodGroup is told anew once it is there."""
+        for uid in list(self._barred):
+            pod = self.by_uid[uid]
+            head = job_of(pod.view, self._catalog.known)
+            if head.barred is None:
+                self._barred.discard(uid)
+                pod.head = head
+                self._changes().hint(head).tasks[uid] = pod.view.to_task()
 
     def queues_changed(self, moves: Mapping[str, str]) -> None:
         """What waits follows at once; what holds room only where its queue moved: `moves`, old path to new."""
@@ -114,7 +115,7 @@ class Pods:
                 if pod.head.queue in moves:
                     pod.head = msgspec.structs.replace(pod.head, queue=moves[pod.head.queue])
                     self._bound(uid, pod)
-            elif pod.view.pending and uid not in self._waiting_for_group:
+            elif pod.view.pending:
                 head = job_of(pod.view, self._catalog.known)
                 if head.queue != pod.head.queue:
                     pod.head = head
@@ -156,12 +157,13 @@ class Pods:
         if holds and old is not None and old.holds and not _differs(old.view, view):
             old.version, old.preempted, old.evicted_for = view.version, preempted, evicted_for
             return
-        if old is not None and uid not in self._waiting_for_group and _only_its_status(old.view, view):
+        if old is not None and _only_its_status(old.view, view):
             # A word about why it waits, mostly placement's own, which has the version from the answer to its write. A
             # version that it misses costs the binder one more look at the pod.
             old.view, old.version, old.preempted, old.evicted_for = view, view.version, preempted, evicted_for
             return
         changes = self._changes()
+        self._barred.discard(uid)
         head = job_of(view, self._catalog.known) if view.ours else None
         if head is not None:
             if old is None or old.view.annotations != view.annotations:
@@ -191,10 +193,9 @@ class Pods:
                 changes.hint(head).gone[view.task_id] = None
         elif view.terminating:
             changes.hint(head).gone[view.task_id] = None
-        elif unresolved(view, self._catalog.known):
-            self._waiting_for_group.add(uid)
         else:
-            self._waiting_for_group.discard(uid)
+            if head.barred is not None:
+                self._barred.add(uid)
             hint = changes.hint(head)
             hint.gone.pop(view.task_id, None)
             hint.tasks[uid] = view.to_task()

@@ -88,9 +88,9 @@ class Scene:
             [Outgoing("drystone.cluster", cluster_key(f), msgspec.json.encode(f), EventType.CLUSTER) for f in facts]
         )
 
-    def pod_of_group(self, name: str, group: str, gpus: int = 1) -> PodView:
+    def pod_of_group(self, name: str, group: str, gpus: int = 1, mark: str = keys.POD_GROUP_LABELS[0]) -> PodView:
         """A pod that names a PodGroup and says no minimum itself."""
-        return self._create_pod(name, gpus, {}, {keys.POD_GROUP_LABELS[0]: group})
+        return self._create_pod(name, gpus, {}, {mark: group})
 
     def pod(self, name: str, gpus: int = 1, gang: str = "", gang_min: int = 0, priority: str = "") -> PodView:
         annotations = {keys.JOB: gang, keys.GANG_MIN: str(gang_min)} if gang else {}

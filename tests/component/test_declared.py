@@ -10,7 +10,7 @@ from libs.kube.embedded import EmbeddedCluster
 from libs.kube.grouping import Known
 from services.placement.truth import read_truth
 from services.watcher.decide import Picture
-from services.watcher.lists import handlers
+from services.watcher.lists import group_watch, handlers
 
 ENCODE = msgspec.json.encode
 GROUP = {"metadata": {"name": "gang", "annotations": {keys.PREEMPTIBLE: "false", keys.CHECKPOINT: "300"}}}
@@ -38,7 +38,7 @@ async def test_a_pod_groups_words_reach_placement_both_ways() -> None:
 
     picture = Picture(1, {})
     ways = {name: way for name, (way, _) in handlers(picture).items()}
-    ways["podgroups"]([group.body])
+    ways[group_watch("scheduler-plugins")]([group.body])
     ways["pods"]([pod.body])
     (hint,) = picture.take().hints.values()
     truth = await read_truth(cluster, Known(), frozenset(range(8)), 8, {})

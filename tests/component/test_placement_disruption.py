@@ -188,3 +188,23 @@ async def test_a_pod_group_is_known_without_any_hint() -> None:
             assert s.bound() == {}
             await s.facts(s.node("n2", gpus=1))
             await s.until(lambda: len(s.bound()) == 3)
+
+
+async def test_a_pod_whose_group_is_not_there_is_told_so_and_starts_with_its_group() -> None:
+    """Without any hint. A group of Volcano: its pods say its name alone."""
+    async with scene() as s:
+        await s.facts(s.node("n1", gpus=4))
+        for i in range(2):
+            s.pod_of_group(f"p{i}", "pg", mark="scheduling.k8s.io/group-name")
+        async with running(placement(s, placement_slow_pass_s=0.3), binder(s)):
+            await s.until(lambda: s.condition("p0") and s.condition("p1"))
+            condition = s.condition("p1")
+            assert condition is not None
+            assert condition["reason"] == "PodGroupNotSeen"
+            assert f"PodGroup {NS}/pg has not been seen" in condition["message"]
+            assert s.told(f"podgroup/{NS}/pg")[-1].verdict is not None
+            assert s.bound() == {}
+            group = {"kind": "PodGroup", "metadata": {"name": "pg", "namespace": NS}, "spec": {"minMember": 2}}
+            path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NS}/podgroups"
+            assert s.kube.call_now("POST", path, msgspec.json.encode(group)).ok
+            await s.until(lambda: len(s.bound()) == 2)

@@ -9,12 +9,14 @@ from typing import Any
 
 import fakeredis
 import msgspec
+import pytest
 
 from libs.bus.memory import MemoryBus
 from libs.bus.port import BusUnavailable, Outgoing
 from libs.contracts.events import ClusterFact, EventType, NodeFact, PdbFact, PodFact, QueueFact, TasksBatch
 from libs.contracts.topics import CLUSTER, TASKS
 from libs.domain import keys
+from libs.domain.verdicts import Reason
 from libs.host.parts import Parts
 from libs.kube.embedded import EmbeddedCluster
 from libs.store.embedded import embedded_ledger
@@ -391,20 +393,35 @@ async def test_a_lease_that_was_made_anew_does_not_lock_the_leader_out_of_the_le
         assert (await world.ledger.state()).term > 99
 
 
-async def test_pods_wait_for_their_podgroup_and_are_a_gang_then() -> None:
+@pytest.mark.parametrize(
+    ("mark", "resource"),
+    [
+        ("scheduling.x-k8s.io/pod-group", "scheduling.x-k8s.io/v1alpha1"),
+        ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/v1beta1"),
+        ("pod-group-name", "scheduling.run.ai/v2alpha2"),
+    ],
+)
+async def test_pods_wait_for_their_podgroup_and_are_a_gang_then(mark: str, resource: str) -> None:
     world = await World().open()
     watcher = world.watcher()
     async with world.running(watcher):
         await world.synced(watcher)
-        members = {world.pod(f"m{n}", **{"scheduling.x-k8s.io/pod-group": "gang"}) for n in range(2)}
-        await asyncio.sleep(0.3)
-        assert not [task for hint in await world.hints() for task in hint.tasks]
+        members = {world.pod(f"m{n}", **{mark: "gang"}) for n in range(2)}
+
+        async def barred() -> bool:
+            hints = [hint for hint in await world.hints() if hint.tasks]
+            bars = {hint.head.barred for hint in hints}
+            return {t.id for hint in hints for t in hint.tasks} == members and [b and b.reason for b in bars] == [
+                Reason.POD_GROUP
+            ]
+
+        await world.until(barred)
         group = {"metadata": {"name": "gang"}, "spec": {"minMember": 2}}
-        path = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
+        path = f"/apis/{resource}/namespaces/default/podgroups"
         assert world.cluster.call_now("POST", path, ENCODE(group)).ok
 
         async def told() -> bool:
-            hints = [hint for hint in await world.hints() if hint.tasks]
+            hints = [hint for hint in await world.hints() if hint.tasks and hint.head.barred is None]
             return {t.id for hint in hints for t in hint.tasks} == members and hints[-1].head.gang_min == 2
 
         await world.until(told)

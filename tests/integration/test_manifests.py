@@ -48,6 +48,8 @@ RIGHTS = {
         "pods": "list delete",
         "pods/status": "patch",
         "podgroups.scheduling.x-k8s.io": "list",
+        "podgroups.scheduling.volcano.sh": "list",
+        "podgroups.scheduling.run.ai": "list",
         "trainingjobs.drystone.dev": "get list delete",
         "trainingjobs/status.drystone.dev": "patch",
     },

@@ -30,7 +30,14 @@ from libs.engine.session import Session
 from libs.engine.statement import Statement
 
 _CANNOT_HELP: Final = frozenset(
-    {Reason.GANG_INCOMPLETE, Reason.GATED, Reason.NO_NODES, Reason.EVICTING, Reason.UNSUPPORTED}
+    {
+        Reason.GANG_INCOMPLETE,
+        Reason.GATED,
+        Reason.POD_GROUP,
+        Reason.NO_NODES,
+        Reason.EVICTING,
+        Reason.UNSUPPORTED,
+    }
 )
 #: Sets of victims are gone through one by one, placing all tasks anew, up to this many placings.
 _PLACINGS: Final = 2048

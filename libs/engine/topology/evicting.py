@@ -23,7 +23,9 @@ from libs.engine.topology.seating import Seating
 #: running pod.
 CHOICES: Final = 3
 JOBS: Final = 8
-_CANNOT_HELP: Final = frozenset({Reason.GANG_INCOMPLETE, Reason.GATED, Reason.NO_NODES, Reason.UNSUPPORTED})
+_CANNOT_HELP: Final = frozenset(
+    {Reason.GANG_INCOMPLETE, Reason.GATED, Reason.POD_GROUP, Reason.NO_NODES, Reason.UNSUPPORTED}
+)
 
 
 def act(session: Session, job: PendingJob, action: Action, refused: Decision | None) -> Decision:

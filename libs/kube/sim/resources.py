@@ -54,6 +54,8 @@ KINDS: Final = (
     Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False),
     Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True),
     Kind("scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup", status=True),
+    Kind("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", status=True),
+    Kind("scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", status=True),
     Kind(_OURS, _VERSION, "trainingjobs", "TrainingJob", status=True),
     Kind(_OURS, _VERSION, "queues", "Queue", namespaced=False, status=True),
 )

@@ -2,8 +2,9 @@
 
 import pytest
 
+from libs.domain.verdicts import Reason
 from libs.kube.declared import notes
-from libs.kube.grouping import Known, job_key, job_of, unresolved
+from libs.kube.grouping import Known, job_key, job_of
 from tests.unit.libs.kube.objects_for_tests import pod
 
 OWNER = {
@@ -43,9 +44,14 @@ class TestKey:
 
     def test_a_gang_whose_group_is_unseen_waits_instead_of_starting_in_part(self) -> None:
         member = pod(labels={"scheduling.x-k8s.io/pod-group": "pg"})
-        assert "PodGroup team-a/pg has not been seen" in unresolved(member, Known())
-        assert unresolved(member, Known(pod_group_min=lambda _ns, _name: 3)) == ""
-        assert unresolved(pod(), Known()) == ""
+        barred = job_of(member).barred
+        assert barred is not None
+        assert barred.reason is Reason.POD_GROUP
+        assert not barred.never
+        assert "PodGroup team-a/pg has not been seen" in barred.message
+        assert "created" in barred.helps
+        assert job_of(member, Known(pod_group_min=lambda _ns, _name: 3)).barred is None
+        assert job_of(pod()).barred is None
 
     def test_koordinator_says_its_minimum_on_the_pod(self) -> None:
         member = pod(
@@ -54,7 +60,7 @@ class TestKey:
                 "gang.scheduling.koordinator.sh/min-available": "3",
             }
         )
-        assert unresolved(member, Known()) == ""
+        assert job_of(member).barred is None
         assert job_of(member).gang_min == 3
 
     def test_pods_we_created_belong_to_their_training_job(self) -> None:
