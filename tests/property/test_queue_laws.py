@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.engine.order import ORDERS, Scene
+from libs.engine.order import ORDERS, Parameters, Scene
 from libs.sim.queue.cluster import Cluster
 from libs.sim.queue.loop import Costs, History, QueueLoop
 from libs.sim.queue.trace import TraceJob
@@ -46,14 +46,32 @@ def test_the_accounts_of_every_job_balance(
     assert history.steps[-1][1:] == (0, 0)
 
 
-@settings(max_examples=20, deadline=None)
-@given(rows=jobs_of_any_kind)
-def test_without_shares_and_overdue_jobs_evictions_stay_within_the_budget(
+#: Everybody is overdue before long, and has had much before long.
+HURRIED = Parameters(base=3600.0, overdue=4 * 3600.0, together=1200.0, patience=60.0)
+long_jobs = st.lists(
+    st.tuples(
+        st.floats(0, 40_000),
+        st.sampled_from([600.0, 7200.0, 40_000.0, 90_000.0]),
+        st.sampled_from([1000, 2000, 4000, 8000, 16000]),
+        st.sampled_from(["a"]),
+        st.integers(0, 1),
+    ),
+    min_size=4,
+    max_size=24,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=long_jobs)
+def test_without_shares_evictions_never_exceed_what_the_jobs_that_came_have_paid_for(
     rows: list[tuple[float, float, int, str, int]],
 ) -> None:
-    history = played("drystone", rows, {})
-    if all(o.wait < 1.5 * 86_400 for o in history.outcomes):
-        assert sum(o.evictions for o in history.outcomes) <= 0.3 * len(rows) + 1e-9
+    jobs = [TraceJob(str(n), t, s, d, m, p) for n, (s, d, m, t, p) in enumerate(sorted(rows))]
+    order = ORDERS["drystone"](Scene(16.0, 1800.0, {}, HURRIED))
+    history = QueueLoop(Cluster(2, 8), order, COSTS, jobs).run()
+    evictions = sorted(at for o in history.outcomes for at in o.evicted)
+    for number, at in enumerate(evictions, 1):
+        assert number <= 0.3 * sum(job.submit <= at for job in jobs) + 1e-9
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,7 +1,9 @@
-"""What evictions for little service may cost: so many for each job, and so much of the GPU time worked.
+"""What evictions for little service, and for the overdue, may cost: so many for each job, and so much of the GPU time
+worked.
 
-Both sides of an account fade alike, a half every half-life, so a long quiet time is no licence for a burst, and since
-an eviction is only paid for out of what is there, all of them together never exceed `per_job` of all jobs that came.
+An eviction of these kinds is only made out of what is there, so all of them together never exceed `per_job` of all jobs
+that came. What is left over fades, a half every half-life: a long quiet time is no licence for a burst. What is owed,
+because evictions for other reasons count as well and are not bounded here, does not fade: it is paid back in full.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ HALF_LIFE_S: Final = 7 * 86_400.0
 
 @dataclass(slots=True)
 class Budget:
-    """`evictions` are left, and `seconds` of GPU time, as of `at`. Negative where evictions for other reasons, which
-    count as well and are not bounded here, took more than was there."""
+    """`evictions` are left, and `seconds` of GPU time, as of `at`. Negative where evictions for other reasons took more
+    than was there, or one cost more than was left."""
 
     per_job: float = 0.3
     lost: float = 0.02
@@ -26,10 +28,14 @@ class Budget:
     seconds: float = 0.0
     at: float = 0.0
 
+    def left(self, now: float) -> int:
+        """How many may be evicted at once."""
+        self._advance(now)
+        return int(self.evictions) if self.evictions >= 1.0 and self.seconds >= 0.0 else 0
+
     def open(self, now: float) -> bool:
         """Whether one more may be evicted."""
-        self._advance(now)
-        return self.evictions >= 1.0 and self.seconds >= 0.0
+        return self.left(now) > 0
 
     def came(self, now: float, jobs: int = 1) -> None:
         self._advance(now)
@@ -48,6 +54,8 @@ class Budget:
     def _advance(self, now: float) -> None:
         if now > self.at:
             left = decay.left(now - self.at, self.half_life_s)
-            self.evictions *= left
-            self.seconds *= left
+            if self.evictions > 0.0:
+                self.evictions *= left
+            if self.seconds > 0.0:
+                self.seconds *= left
             self.at = now

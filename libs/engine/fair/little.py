@@ -6,7 +6,8 @@ evicting each other in turns (Tiresias, NSDI'19). Service is counted in GPU seco
 whatever the gang. The same rules stand in the engine and in the simulator's lean loop; nothing here keeps any state.
 
 What bounds evictions of this kind, on any workload: only a job two levels up yields, to one who has waited for
-`patience_s`, just after a checkpoint, one victim at a time, and within the budget (`fair.budget`).
+`patience_s` when those who wait for as much have waited for `together_s` in all (`fair.together`), just after a
+checkpoint, one victim at a time, and within the budget (`fair.budget`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ LOOKED_AT: Final = 64
 class LittleService:
     """The owner's numbers. `base`: GPU seconds up to which a job counts as new; `factor` from one level to the next.
     `window_s`: an eviction comes so soon after a checkpoint at the latest. `reserve`: see `share_of_overdue`.
-    `evictions_per_job` and `lost` (a share of the GPU time worked): see `fair.budget`."""
+    `evictions_per_job` and `lost` (a share of the GPU time worked): see `fair.budget`. `together_s`: see
+    `claims`."""
 
     base: float = 16 * HOUR
     factor: float = 4.0
@@ -39,6 +41,7 @@ class LittleService:
     reserve: float = 2.0
     evictions_per_job: float = 0.3
     lost: float = 0.02
+    together_s: float = 7200.0
     _begins: tuple[float, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -60,6 +63,11 @@ class LittleService:
     def yields(self, theirs: int, ours: int) -> bool:
         """Whether one of level `theirs` yields to one of level `ours`."""
         return theirs > ours + 1
+
+    def claims(self, since: float, together: float) -> float:
+        """From when on somebody who waits since `since` may have others evicted, where those who wait for as much will
+        have waited for `together_s` in all by `together`."""
+        return max(since + self.patience_s, together)
 
     # -- moments ----------------------------------------------------------------------------------------------------
     def fresh(self, run: float, every: float) -> bool:

@@ -5,14 +5,15 @@ played on the simulator's lean cluster, without an engine. Each has a bound that
 
 - **Levels.** Who has had less service goes first, in a few levels; first come, first served within one. Only a job two
   levels up yields.
-- **Budgets.** Evictions of this kind never exceed `per_job` for each job that came, and stop when all evictions
-  together have cost more than `lost` of the GPU time worked. A claim waits `patience`, so that room that comes free by
-  itself is not taken by force; it is served by one victim, the smallest that will do, just after a checkpoint
-  (`window`).
+- **Budgets.** Evictions of this kind, and for the overdue, never exceed `per_job` for each job that came, and stop when
+  all evictions together have cost more than `lost` of the GPU time worked. A claim waits `patience`, and until those
+  who wait for as many GPUs and have had no more have waited for `together` in all, so that room that comes free by
+  itself is not taken by force and an eviction serves many; it is served by one victim, the smallest that will do, just
+  after a checkpoint (`window`).
 - **Overdue.** Who has waited `overdue` in all goes first from then on, by arrival, may evict anybody who is not
-  overdue, and is not evicted. With demand above capacity nobody can promise that to all, and order of arrival is the
-  worst for the mean: overdue jobs then have at most `reserve` / demand of the cluster, demand counted in clusters, and
-  those with most service lose their place first.
+  overdue, within the same budget, and is not evicted. With demand above capacity nobody can promise that to all, and
+  order of arrival is the worst for the mean: overdue jobs then have at most `reserve` / demand of the cluster, demand
+  counted in clusters, and those with most service lose their place first.
 - **Deserved shares.** A queue below its share goes first, and takes room back from those above theirs at any level.
   Queues above stand behind each other as the services order them (`fair.shares`), as finely as `fairness` says.
   A job that was evicted `most_evictions` times within `protection`, for whatever reason, yields to no share.
@@ -26,9 +27,10 @@ from dataclasses import dataclass
 from libs.domain.queues import Queue, Quota
 from libs.domain.resources import WHOLE
 from libs.engine.fair.budget import HALF_LIFE_S, Budget
-from libs.engine.fair.little import HOUR, STEPS, LittleService
+from libs.engine.fair.little import HOUR, LEVELS, STEPS, LittleService
 from libs.engine.fair.overdue import Overdue
 from libs.engine.fair.shares import WITHIN, Shares
+from libs.engine.fair.together import Together
 from libs.engine.order.base import NEVER, Item, Order, Rank
 
 DAY = 24 * HOUR
@@ -44,6 +46,7 @@ class Parameters:
     per_job: float = 0.3
     lost: float = 0.02
     patience: float = 600.0
+    together: float = 7200.0
     window: float = 120.0
     checkpoint: float = 1800.0
     overdue: float = 1.5 * DAY
@@ -55,7 +58,9 @@ class Parameters:
 
     @property
     def rules(self) -> LittleService:
-        return LittleService(self.base, self.factor, self.patience, self.window, self.overdue, self.reserve)
+        return LittleService(
+            self.base, self.factor, self.patience, self.window, self.overdue, self.reserve, together_s=self.together
+        )
 
 
 class Drystone(Order):
@@ -84,6 +89,7 @@ class Drystone(Order):
         self._demand = 0.0
         self._present: dict[int, Item] = {}
         self._overdue = Overdue()
+        self._together = Together()
         self._moved: list[int] = []
 
     def level(self, item: Item, now: float) -> int:
@@ -141,14 +147,25 @@ class Drystone(Order):
 
     # -- who must yield ---------------------------------------------------------------------------------------------
     def claims_from(self, item: Item, now: float) -> float:
-        if _name(item) in self._overdue or self._entitled(item):
+        if self._entitled(item):
             return now
         if not self._budget.open(now):
             return NEVER
-        return item.since + self.parameters.patience
+        if _name(item) in self._overdue:
+            return now
+        together = self._together.reach(item.gpus, self._standing(item, now), self.parameters.together)
+        return self._rules.claims(item.since, together)
 
-    def most(self, item: Item, now: float) -> float:  # noqa: ARG002
-        return NEVER if _name(item) in self._overdue or self._entitled(item) else 1
+    def most(self, item: Item, now: float) -> float:
+        if self._entitled(item):
+            return NEVER
+        return self._budget.left(now) if _name(item) in self._overdue else 1
+
+    def _standing(self, item: Item, now: float) -> int:
+        return self.level(item, now) - item.priority * LEVELS
+
+    def _waits(self, item: Item, now: float) -> None:
+        self._together.waits(_name(item), item.gpus, self._standing(item, now), item.since)
 
     def offers(self, victim: Item, now: float) -> bool:
         return now - victim.begins >= self.parameters.checkpoint
@@ -175,7 +192,8 @@ class Drystone(Order):
         if _name(victim) in self._overdue or victim.priority > to.priority:
             return False
         if _name(to) in self._overdue:
-            return fresh or now - to.since >= self.parameters.checkpoint
+            # One that is below its share as well claims that without asking for the budget.
+            return self._budget.open(now) and (fresh or now - to.since >= self.parameters.checkpoint)
         return fresh and (
             victim.priority < to.priority or self._rules.yields(self.level(victim, now), self.level(to, now))
         )
@@ -214,9 +232,11 @@ class Drystone(Order):
         self._present[item.key] = item
         self._demand += item.gpus
         self._budget.came(now)
+        self._waits(item, now)
         self._review(now)
 
     def started(self, item: Item, now: float) -> None:  # noqa: ARG002
+        self._together.left(_name(item))
         self._used[item.tenant] = self._used.get(item.tenant, 0.0) + item.gpus
         self._fronts.pop(item.tenant, None)
 
@@ -235,6 +255,7 @@ class Drystone(Order):
         self._used[item.tenant] -= item.gpus
         self._fronts.pop(item.tenant, None)
         self._budget.evicted(lost, now)
+        self._waits(item, now)
 
 
 def _name(item: Item) -> str:

@@ -50,7 +50,7 @@ def choose(
     for node, runs in enumerate(offered):
         if not looked[node]:
             continue
-        found = _on(cluster, runs, node, gpus, may)
+        found = _on(cluster, runs, node, gpus, may) if most > 1 else _one(cluster, runs, node, gpus, may)
         if found is not None and len(found) <= most:
             cost = (sum(run.cost for run in found), len(found))
             if best is None or cost < best_cost:
@@ -75,6 +75,12 @@ def _on(cluster: Cluster, runs: dict[int, Run], node: int, gpus: int, may: Calla
             taken.remove(offer)
             short += offer[1]
     return [run for run, _ in taken]
+
+
+def _one(cluster: Cluster, runs: dict[int, Run], node: int, gpus: int, may: Callable[[Run], bool]) -> list[Run] | None:
+    short = gpus - cluster.free[node]
+    enough = [run for run in runs.values() if _whole(run, node) >= short and may(run)]
+    return [min(enough, key=lambda run: (run.cost, run.item.key))] if enough else None
 
 
 def _whole(run: Run, node: int) -> int:

@@ -11,6 +11,7 @@ from libs.engine.fair import level_of, place_of
 from libs.engine.fair.budget import Budget
 from libs.engine.fair.little import LEVELS, STEPS, LittleService
 from libs.engine.fair.overdue import Overdue
+from libs.engine.fair.together import CLEANED_S, Together
 
 HOUR = 3600.0
 DAY = 86_400.0
@@ -48,7 +49,7 @@ def test_priority_stands_before_service_and_service_before_age() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.floats(0, 30 * DAY), st.sampled_from(["came", "asks", "asks", "worked"])), max_size=60
+        st.tuples(st.floats(0, 30 * DAY), st.sampled_from(["came", "asks", "asks", "several", "worked"])), max_size=60
     )
 )  # fmt: skip
 def test_in_every_history_evictions_stay_within_what_jobs_and_work_have_paid_for(
@@ -65,17 +66,79 @@ def test_in_every_history_evictions_stay_within_what_jobs_and_work_have_paid_for
         elif what == "worked":
             budget.worked(100 * HOUR, now)
             worked += 100 * HOUR
-        elif budget.open(now):
-            budget.evicted(HOUR, now)
-            evicted, lost = evicted + 1, lost + HOUR
+        else:
+            for _ in range(min(budget.left(now), 1 if what == "asks" else 4)):
+                budget.evicted(HOUR, now)
+                evicted, lost = evicted + 1, lost + HOUR
         assert evicted <= 0.3 * came
-        assert lost <= 0.02 * worked + HOUR  # the last one may cost more than was left
+        assert lost <= 0.02 * worked + 4 * HOUR  # the last ones may cost more than was left
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30 * DAY), st.sampled_from(["came", "asks", "forced"])), max_size=60)
+)  # fmt: skip
+def test_what_evictions_for_other_reasons_took_is_paid_back_in_full_however_long_that_takes(
+    steps: list[tuple[float, str]],
+) -> None:
+    budget, now = Budget(), 0.0
+    budget.worked(1e12, 0)
+    came = evicted = 0
+    for pause, what in steps:
+        now += pause
+        budget.worked(1e12, now)
+        if what == "came":
+            budget.came(now)
+            came += 1
+        elif what == "forced":
+            budget.evicted(0, now)
+            evicted += 1
+        elif budget.open(now):
+            budget.evicted(0, now)
+            evicted += 1
+            assert evicted <= 0.3 * came + 1e-9
 
 
 def test_a_quiet_year_is_no_licence_for_a_burst() -> None:
     budget = Budget()
     budget.came(0, 1_000)
     assert not budget.open(365 * DAY)
+
+
+class TestTogether:
+    def test_many_who_came_just_now_have_waited_as_long_together_as_one_for_long(self) -> None:
+        waiting = Together()
+        waiting.waits("old", 8, 0, 0.0)
+        assert waiting.reach(8, 0, 7200) == 7200
+        for n in range(3):
+            waiting.waits(f"new{n}", 8, 0, 4000.0)
+        assert waiting.reach(8, 0, 7200) == 4800  # 4800 and three times 800
+        assert waiting.reach(4, 0, 7200) == float("inf")
+        rules = LittleService()
+        assert rules.claims(0.0, waiting.reach(8, 0, 7200)) == 4800
+        assert rules.claims(4500.0, waiting.reach(8, 0, 7200)) == 5100  # each waits for ten minutes all the same
+
+    def test_those_that_stand_lower_do_not_count_and_who_moves_counts_once(self) -> None:
+        waiting = Together()
+        waiting.waits("new", 1, 0, 100.0)
+        waiting.waits("had much", 1, 3, 0.0)
+        assert waiting.reach(1, 0, 50) == 150
+        assert waiting.reach(1, 3, 50) == 75
+        waiting.waits("had much", 1, 0, 0.0)
+        assert waiting.reach(1, 0, 50) == 75
+        waiting.left("had much")
+        waiting.left("had much")
+        assert waiting.reach(1, 0, 50) == 150
+        assert len(waiting) == 1
+
+    def test_who_has_left_without_a_word_is_found_missing_before_long(self) -> None:
+        waiting = Together()
+        waiting.waits("gone", 1, 0, 0.0)
+        waiting.waits("there", 1, 0, 100.0)
+        waiting.keep({"gone", "there"}.__contains__, 0.0)
+        waiting.keep({"there"}.__contains__, CLEANED_S / 2)
+        assert waiting.reach(1, 0, 0) == 50
+        waiting.keep({"there"}.__contains__, CLEANED_S)
+        assert waiting.reach(1, 0, 0) == 100
 
 
 class TestOverdue:

@@ -30,8 +30,26 @@ def test_a_new_job_takes_the_room_of_one_that_has_had_much_just_after_its_checkp
     history = play([job("long", 0, 400 * HOUR, 8), job("new", 100 * HOUR + 60, 60, 8)], per_job=1.0, lost=9.0)
     long, new = history.outcomes
     assert long.evictions == 1
-    assert new.wait == pytest.approx(1800 - 60)  # not while patience lasts; then the next checkpoint
+    assert new.wait == pytest.approx(7200)  # alone it waits for two hours; that is a minute after a checkpoint
     assert long.lost <= 60 + 120
+
+
+def test_many_new_jobs_have_room_made_for_them_sooner_than_one() -> None:
+    came = 100 * HOUR + 60
+    new = [job(f"new{n}", came, 60, 8) for n in range(6)]
+    history = play([job("long", 0, 400 * HOUR, 8), *new], per_job=1.0, lost=9.0)
+    long, first = history.outcomes[:2]
+    assert long.evictions == 1  # serves all six
+    assert first.wait == pytest.approx(1800 - 60)  # six waited for 20 minutes; then the next checkpoint
+    assert max(o.wait for o in history.outcomes[1:]) <= 1800 + 5 * 60
+
+
+def test_the_overdue_are_served_within_the_budget_only() -> None:
+    jobs = [job("runs", 0, 60 * HOUR, 8), job("late", 1, HOUR, 8)]
+    assert sum(o.evictions for o in play(jobs, overdue=2 * HOUR).outcomes) == 0  # two jobs do not pay for one eviction
+    paid = play(jobs, overdue=2 * HOUR, per_job=1.0, lost=9.0).outcomes
+    assert [o.evictions for o in paid] == [1, 0]
+    assert paid[1].wait <= 2 * HOUR + 1800
 
 
 def test_a_job_of_little_service_is_not_evicted() -> None:
@@ -87,7 +105,7 @@ def test_what_is_to_come_changes_nothing_that_has_been() -> None:
 
 def test_a_published_trace_with_few_evictions() -> None:
     table = figures(simulate(Setup(8, 8, "drystone"), read_jobs(TRACE)))
-    assert table["mean_jct_s"] <= 0.95 * 347_213  # Tiresias, as published
+    assert table["mean_jct_s"] <= 0.9 * 347_213  # Tiresias, as published
     assert table["p99_jct_s"] <= 1.1 * 4.98e6  # the aim is 1.05, which lies within the scatter
     assert table["evictions_per_job"] <= 0.3
     assert table["gpu_time_lost_pct"] <= 2
