@@ -1,7 +1,8 @@
 """Nodes read into domain values, with a digest of everything a placement decision depends on.
 
 The digest ignores what changes without meaning anything for placement (heartbeats, annotations, images, usage), so a
-decision made against it stays good through a thousand status updates.
+decision made against it stays good through a thousand status updates. A node that offers more than any node has is
+believed to have as much as `libs.domain.bounds` says; one with too many devices gives none of them out by index.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 import msgspec
 
 from libs.domain import keys
+from libs.domain.bounds import MOST_ASKED, MOST_DEVICES, MOST_EXTRA, MOST_OFFERED
 from libs.domain.nodes import Gpu, Node, Taint
 from libs.kube.objects import NodeObject, Quantities, node_decoder
 from libs.kube.quantities import mib, milli, units
@@ -39,17 +41,18 @@ def node_of(seen: NodeObject) -> Node:
     meta, allocatable = seen.metadata, seen.status.allocatable or {}
     labels = {k: v for k, v in (meta.labels or {}).items() if k not in _HEARTBEAT_LABELS}
     taints = tuple(sorted((Taint(t.key, t.value or "", t.effect) for t in seen.spec.taints or ()), key=_taint_order))
-    cpu = _read(allocatable, "cpu", in_milli=True)
-    mem = mib(_read(allocatable, "memory"), up=False)
-    pods = _read(allocatable, "pods") if "pods" in allocatable else _DEFAULT_PODS
-    count = _devices(_read(allocatable, keys.GPU_RESOURCE), labels)
-    closed = _closed(labels, allocatable)
-    device_mib = int(labels[keys.NODE_GPU_MEMORY]) if labels.get(keys.NODE_GPU_MEMORY, "").isdecimal() else 0
+    cpu = min(_read(allocatable, "cpu", in_milli=True), MOST_OFFERED)
+    mem = min(mib(_read(allocatable, "memory"), up=False), MOST_OFFERED)
+    pods = min(_read(allocatable, "pods"), MOST_OFFERED) if "pods" in allocatable else _DEFAULT_PODS
+    offered = _devices(_read(allocatable, keys.GPU_RESOURCE), labels)
+    count = min(offered, MOST_DEVICES)
+    closed = _closed(labels, allocatable) or ("" if offered == count else f"more than {MOST_DEVICES} devices")
+    device_mib = _mib(labels.get(keys.NODE_GPU_MEMORY, ""))
     model = labels.get(keys.NODE_GPU_MODEL, "")
     gpus = tuple(Gpu(index=i, mib=device_mib, model=model) for i in range(count))
     nvlink = _nvlink(meta.annotations or {}, labels, count)
     extra = {
-        name: amount
+        name: min(amount, MOST_EXTRA)
         for name in sorted(allocatable)
         if name not in _OF_THEIR_OWN and (amount := _read(allocatable, name))
     }
@@ -124,6 +127,8 @@ def _nvlink(annotations: dict[str, str], labels: dict[str, str], count: int) -> 
             first, dash, last = piece.partition("-")
             if not _is_index(first) or (dash and not _is_index(last)):
                 return ()
+            if int(last if dash else first) >= count or len(indices) > count:
+                return ()
             indices.extend(range(int(first), int(last if dash else first) + 1))
         groups.append(tuple(sorted(indices)))
     every = [index for group in groups for index in group]
@@ -134,6 +139,12 @@ def _nvlink(annotations: dict[str, str], labels: dict[str, str], count: int) -> 
 
 def _is_index(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 4
+
+
+def _mib(text: str) -> int:
+    """Of one device, by its node's label; 0 where that says nothing."""
+    text = text.lstrip("0") if text.isascii() and text.isdecimal() else ""
+    return min(int(text[:20]), MOST_ASKED) if text else 0
 
 
 def _number(text: str) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from libs.domain import keys
+from libs.domain.bounds import MOST_ASKED
 from libs.domain.jobs import GATES, Task, Wishes
 from libs.domain.nodes import Gpu, Toleration
 from libs.domain.notices import noticed
@@ -173,7 +174,7 @@ class PodView(msgspec.Struct, frozen=True):
             milli, mib = self.request.gpu.grant(sizes[index] if sizes else 0)
             milli = said_milli if said_milli is not None else milli
             mib = said_mib if said_mib is not None else mib
-            grants.append(GpuGrant(index, min(milli, WHOLE), mib))
+            grants.append(GpuGrant(index, min(milli, WHOLE), min(mib, MOST_ASKED)))
         return tuple(grants)
 
 

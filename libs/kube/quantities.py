@@ -2,7 +2,7 @@
 
 Requests are rounded up and capacities down, so that a sum of integers never promises more than a node has. A text that
 is no quantity raises ValueError; readers of objects turn that into a finding of their own. Results are cached: a
-cluster uses a few hundred spellings.
+cluster uses a few hundred spellings. What is longer than any that the API server writes is no quantity.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _SUFFIXES: Final[dict[str, Decimal]] = {
 _MIB: Final = 2**20
 #: Beyond what the API server itself stores; keeps hostile exponents from growing into giant integers.
 _LARGEST: Final = Decimal(2**63)
+_LONGEST: Final = 64
 
 Quantity = str | int | float
 
@@ -40,6 +41,8 @@ def exact(text: Quantity) -> Decimal:
     """The value in base units (cores, bytes, devices)."""
     if isinstance(text, bool) or not isinstance(text, str):
         text = repr(text)
+    if len(text) > _LONGEST:
+        raise ValueError(f"{text[:20]!r}, {len(text)} characters long, is not a quantity")
     number, unit = text, Decimal(1)
     for size in (2, 1):
         suffix = text[-size:]

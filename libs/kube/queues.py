@@ -3,7 +3,8 @@
 A queue's place follows from its parents. One whose parent is missing, or that is its own ancestor, stands at the top.
 Amounts are spelled as Kubernetes spells them, under the names "nvidia.com/gpu", "cpu", "memory", and
 "nvidia.com/gpu:<model>" for devices of one model. What the CRD's rules would refuse may still stand in objects older
-than the rules: it is left out, and `Placed.problems` says so.
+than the rules: it is left out, and `Placed.problems` says so. An amount beyond all that is real is cut: a limit of so
+much is none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.domain import keys
+from libs.domain.bounds import MOST_QUOTA, MOST_SECONDS
 from libs.domain.queues import Queue, Quota, Weights
 from libs.kube.objects import Quantities, QueueSpec
 from libs.kube.quantities import Quantity, mib, milli, units
@@ -20,6 +22,8 @@ from libs.kube.quantities import Quantity, mib, milli, units
 #: Before the model, in the name of an amount of devices of one model.
 OF_MODEL: Final = keys.GPU_RESOURCE + ":"
 MOST_WEIGHT: Final = 1000
+#: Evictions that a queue may allow of a workload.
+_MOST: Final = 10**6
 LEAST_HALF_LIFE_S: Final = 60
 MOST_HALF_LIFE_S: Final = 90 * 86_400
 
@@ -113,13 +117,13 @@ def _queue(path: str, spec: QueueSpec, version: str, problems: list[tuple[str, s
         weights=_weights(spec.weights or {}),
         half_life_s=_half_life(spec.usage_half_life_seconds),
         preemptible=spec.preemptible is not False,
-        min_run_s=max(spec.min_run_seconds or 0, 0),
-        notice_s=max(spec.evict_notice_seconds or 0, 0),
-        **({} if evictions is None or evictions.most is None else {"evictions": max(evictions.most, 0)}),
+        min_run_s=_seconds(spec.min_run_seconds),
+        notice_s=_seconds(spec.evict_notice_seconds),
+        **({} if evictions is None or evictions.most is None else {"evictions": min(max(evictions.most, 0), _MOST)}),
         **(
             {}
             if evictions is None or not evictions.window_seconds
-            else {"evictions_window_s": max(evictions.window_seconds, 1)}
+            else {"evictions_window_s": max(_seconds(evictions.window_seconds), 1)}
         ),
     )
 
@@ -132,7 +136,7 @@ def _quota(said: Quantities | None, where: str, problems: list[tuple[str, str]])
         if name not in said:
             return None
         try:
-            return max(how(said[name]), 0)
+            return min(max(how(said[name]), 0), MOST_QUOTA)
         except ValueError:
             problems.append(("Unreadable", f"{where}.{name}: {str(said[name])[:40]!r} is no amount and is left out"))
             return None
@@ -162,6 +166,10 @@ def _weights(said: Mapping[str, int]) -> Weights:
 
     models = {name[len(OF_MODEL) :]: weight(name) for name in sorted(said) if name.startswith(OF_MODEL)}
     return Weights(weight(keys.GPU_RESOURCE), weight("cpu"), weight("memory"), models)
+
+
+def _seconds(said: int | None) -> int:
+    return min(max(said or 0, 0), MOST_SECONDS)
 
 
 def _half_life(said: int | None) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from libs.domain import keys
+from libs.domain.bounds import MOST_ASKED, MOST_DEVICES, MOST_EXTRA
 from libs.domain.nodes import Toleration
 from libs.domain.resources import WHOLE, GpuRequest, Request
 from libs.kube.effective import effective
@@ -28,8 +29,10 @@ _PLAIN_VOLUMES: Final = frozenset(
 )
 #: Resources with a place of their own in a request.
 _OF_THEIR_OWN: Final = frozenset({"cpu", "memory", keys.GPU_RESOURCE, *HAMI})
-_MOST_DEVICES: Final = 1024
-_MOST_MIB: Final = 2**31
+#: Models that one pod may name, tolerations and node labels that it may ask by: each is held against every node.
+_MOST_MODELS: Final = 64
+_MOST_TOLERATIONS: Final = 256
+_MOST_SELECTED: Final = 256
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -43,16 +46,32 @@ def asked(spec: PodSpec, annotations: Mapping[str, str], status: PodStatus | Non
     amounts = effective(spec, status, problems)
     problems.extend(_features(spec))
     share = share_of(spec, annotations, problems)
-    gpu = _gpu(_whole(amounts.get(keys.GPU_RESOURCE)), share, models_of(annotations), problems)
+    models = models_of(annotations)
+    if len(models) > _MOST_MODELS:
+        problems.append(f"{keys.GPU_MODELS}: {len(models)} models, at most {_MOST_MODELS} can be named")
+        models = models[:_MOST_MODELS]
+    gpu = _gpu(_whole(amounts.get(keys.GPU_RESOURCE)), share, models, problems)
     if keys.PRECISION in annotations:
         kind, required = precision_of(annotations, problems)
         if kind and gpu.count:
             gpu = msgspec.structs.replace(gpu, precision=kind, precision_required=required)
-    extra = tuple(sorted((n, _whole(amount)) for n, amount in amounts.items() if amount and n not in _OF_THEIR_OWN))
+    rest = ((n, _whole(amount)) for n, amount in amounts.items() if amount and n not in _OF_THEIR_OWN)
+    extra = tuple(sorted((name, _at_most(MOST_EXTRA, amount, name, problems)) for name, amount in rest))
     request = Request(
-        cpu=_whole(amounts.get("cpu"), 1000), mem=mib(_whole(amounts.get("memory")), up=True), gpu=gpu, extra=extra
+        cpu=_at_most(MOST_ASKED, _whole(amounts.get("cpu"), 1000), "cpu", problems),
+        mem=_at_most(MOST_ASKED, mib(_whole(amounts.get("memory")), up=True), "memory", problems),
+        gpu=gpu,
+        extra=extra,
     )
     return Asked(request, tuple(dict.fromkeys(problems)))
+
+
+def _at_most(most: int, amount: int, name: str, problems: list[str]) -> int:
+    """Sums of larger amounts would be exact nowhere; no node has this much."""
+    if amount <= most:
+        return amount
+    problems.append(f"resource {name[:80]}: asks for more than any node has; ask for less")
+    return most
 
 
 def _whole(amount: Decimal | None, scale: int = 1) -> int:
@@ -69,9 +88,9 @@ def tolerations(spec: PodSpec) -> tuple[Toleration, ...]:
 
 
 def _gpu(count: int, share: Share | None, models: tuple[str, ...], problems: list[str]) -> GpuRequest:
-    if count > _MOST_DEVICES:
+    if count > MOST_DEVICES:
         problems.append(f"{keys.GPU_RESOURCE}: {count} devices is more than any node has")
-        count = _MOST_DEVICES
+        count = MOST_DEVICES
     if share is None:
         return GpuRequest(count=count, models=models) if count else GpuRequest()
     if count:
@@ -116,7 +135,7 @@ def memory_mib(text: str) -> int | None:
             return None
         if text[-1:].isdecimal():
             return None  # "1e3" or "0.5": neither MiB nor a unit
-    return size if 0 < size < _MOST_MIB else None
+    return size if 0 < size <= MOST_ASKED else None
 
 
 def models_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
@@ -135,4 +154,8 @@ def _features(spec: PodSpec) -> Iterable[str]:
     for volume in spec.volumes or ():
         for kind in volume:
             if kind not in _PLAIN_VOLUMES:
-                yield f"volume of kind {kind}"
+                yield f"volume of kind {kind[:80]}"
+    if len(spec.tolerations or ()) > _MOST_TOLERATIONS:
+        yield f"{len(spec.tolerations or ())} tolerations, at most {_MOST_TOLERATIONS} are looked at"
+    if len(spec.node_selector or ()) > _MOST_SELECTED:
+        yield f"{len(spec.node_selector or ())} entries of the node selector, at most {_MOST_SELECTED} are looked at"

@@ -4,12 +4,15 @@ What the API server would fill in is filled in here, since templates have not pa
 means the pod's own, `matchLabelKeys` join the selector, `hostNetwork` makes every port a host port. Selectors are put
 into one order, so that rules that mean the same are equal. Of preferences only those of nodes are read; preferred pod
 affinity and ScheduleAnyway are not.
+
+What the API server would refuse is a problem, named, and so is more of one kind than is looked at: every rule is held
+against every node. What is over is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -17,6 +20,7 @@ from libs.domain.rules import ANY_ADDRESS, HostPort, NodeTerm, PodTerm, Requirem
 from libs.kube.objects import PodSpec, present
 
 Labels = Mapping[str, str]
+T = TypeVar("T")
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel"):
@@ -91,6 +95,18 @@ class _ClaimSource(_Part, frozen=True):
     claim_name: str
 
 
+#: Rules of one pod: terms and expressions about nodes, values in all of them; terms about pods, constraints on
+#: spreading, host ports, volume claims.
+MOST_NODE_PARTS: Final = 256
+MOST_VALUES: Final = 4096
+MOST_POD_TERMS: Final = 64
+MOST_SPREADS: Final = 64
+MOST_PORTS: Final = 1024
+MOST_CLAIMS: Final = 256
+_MOST_INT: Final = 2**31 - 1
+#: A prefix of 253 characters, a slash, a name of 63.
+_LONGEST_KEY: Final = 317
+
 _NO_RULES: Final = Rules()
 _claim_decoder: Final = msgspec.json.Decoder(_ClaimSource)
 _name_decoder: Final = msgspec.json.Decoder(str)
@@ -117,9 +133,12 @@ def rules_of(
             if affinity.node_affinity is not None and affinity.node_affinity.required is not None:
                 node = tuple(map(node_term, affinity.node_affinity.required.node_selector_terms or ()))
             if affinity.node_affinity is not None:
-                preferred = _preferred(affinity.node_affinity)
+                preferred = _preferred(affinity.node_affinity, problems)
             near = _pod_terms(affinity.pod_affinity, namespace, labels)
             far = _pod_terms(affinity.pod_anti_affinity, namespace, labels)
+            if _oversized((*(node or ()), *(term for _, term in preferred)), (*near, *far), problems):
+                # Refused for it. What runs already keeps others away by the first few.
+                node, preferred, near, far = None, (), (), far[:MOST_POD_TERMS] if len(far) > MOST_POD_TERMS else ()
     if present(spec.topology_spread_constraints):
         try:
             constraints = _spread_decoder.decode(spec.topology_spread_constraints)
@@ -127,17 +146,65 @@ def rules_of(
             problems.append(f"topology spread constraints: {error}"[:200])
         else:
             spread = tuple(_spread(c, labels) for c in constraints if c.when_unsatisfiable != "ScheduleAnyway")
-    ports = host_ports(spec)
-    claims = _claims(spec, name, problems) if spec.volumes else ()
+            spread = _sound(spread, problems)
+    ports = _few(host_ports(spec), MOST_PORTS, "host ports", problems)
+    if any(not 0 < port.port <= 65_535 for port in ports):
+        problems.append("host port: not a number from 1 to 65535")
+        ports = tuple(port for port in ports if 0 < port.port <= 65_535)
+    claims = _few(_claims(spec, name, problems), MOST_CLAIMS, "volume claims", problems) if spec.volumes else ()
     rules = Rules(node, near, far, spread, ports, claims, preferred)
     return None if rules == _NO_RULES else rules
 
 
-def _preferred(affinity: _NodeAffinity) -> tuple[tuple[int, NodeTerm], ...]:
+def _few(found: tuple[T, ...], most: int, what: str, problems: list[str]) -> tuple[T, ...]:
+    if len(found) > most:
+        problems.append(f"{len(found)} {what}, at most {most} are looked at")
+    return found[:most]
+
+
+def _oversized(of_nodes: Collection[NodeTerm], of_pods: Collection[PodTerm], problems: list[str]) -> bool:
+    """Whether holding the rules against a cluster could take long, or speaks of what is no label; a problem then."""
+    selectors = [*(part for term in of_nodes for part in (term.labels, term.fields))]
+    parts = len(of_nodes) + sum(map(len, selectors))
+    selectors += [part for term in of_pods for part in (term.selector or (), term.namespace_selector or ())]
+    requirements = [requirement for selector in selectors for requirement in selector]
+    values = sum(len(requirement.values) for requirement in requirements)
+    values += sum(len(term.namespaces) for term in of_pods)
+    before = len(problems)
+    if parts > MOST_NODE_PARTS:
+        problems.append(f"affinity: {parts} terms and expressions about nodes, at most {MOST_NODE_PARTS} are looked at")
+    if len(of_pods) > MOST_POD_TERMS or len(requirements) > MOST_NODE_PARTS + 8 * MOST_POD_TERMS:
+        problems.append(f"affinity: {len(of_pods)} terms about pods, at most {MOST_POD_TERMS} are looked at")
+    if values > MOST_VALUES:
+        problems.append(f"affinity: {values} values, at most {MOST_VALUES} are looked at")
+    if any(not 0 < len(term.topology) <= _LONGEST_KEY for term in of_pods):
+        problems.append("affinity: a topology key that is no key of a label")
+    return len(problems) > before
+
+
+def _sound(spread: tuple[Spread, ...], problems: list[str]) -> tuple[Spread, ...]:
+    spread = _few(spread, MOST_SPREADS, "topology spread constraints", problems)
+    for constraint in spread:
+        if not (0 < constraint.skew <= _MOST_INT and 0 < constraint.min_domains <= _MOST_INT):
+            problems.append("topology spread constraints: maxSkew or minDomains is not a number from 1 to 2147483647")
+            return ()
+        selector = constraint.selector or ()
+        if not 0 < len(constraint.topology) <= _LONGEST_KEY:
+            problems.append("topology spread constraints: a topology key that is no key of a label")
+            return ()
+        if len(selector) > MOST_NODE_PARTS or sum(len(part.values) for part in selector) > MOST_VALUES:
+            problems.append(f"topology spread constraints: at most {MOST_NODE_PARTS} expressions are looked at")
+            return ()
+    return spread
+
+
+def _preferred(affinity: _NodeAffinity, problems: list[str]) -> tuple[tuple[int, NodeTerm], ...]:
+    if any(not 0 < term.weight <= 100 for term in affinity.preferred or ()):
+        problems.append("affinity: a weight that is not a number from 1 to 100")
     terms = {
         (term.weight, node_term(term.preference))
         for term in affinity.preferred or ()
-        if term.preference is not None and term.weight > 0
+        if term.preference is not None and 0 < term.weight <= 100
     }
     return tuple(sorted(terms, key=lambda pair: (pair[0], msgspec.json.encode(pair[1]))))
 

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from libs.domain import keys
+from libs.domain.bounds import MOST_DEVICES
 from libs.kube.objects import Container, PodSpec
 from libs.kube.quantities import units
 
@@ -41,7 +42,6 @@ _HAMI_CHOICES: Final = (
     "nvidia.com/numa-bind",
     "nvidia.com/vgpu-mode",
 )
-_MOST_DEVICES: Final = 1024
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ def _annotated(annotations: Mapping[str, str], problems: list[str]) -> list[Shar
         found.append(Share(keys.GPU_MEMORY, memory=annotations[keys.GPU_MEMORY]))
     if KAI_FRACTION in annotations or KAI_MEMORY in annotations:
         devices = _whole_number(annotations.get(KAI_DEVICES, "1"))
-        if not 1 <= devices <= _MOST_DEVICES:
+        if not 1 <= devices <= MOST_DEVICES:
             problems.append(f"{KAI_DEVICES}: {annotations[KAI_DEVICES][:40]!r} is not a number of devices")
             devices = 1
         if KAI_FRACTION in annotations:

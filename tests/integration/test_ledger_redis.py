@@ -16,6 +16,7 @@ from libs.domain.plans import Assignment, Plan
 from libs.domain.resources import Charge, GpuGrant
 from libs.store.port import LedgerMisconfigured, LedgerUnavailable
 from libs.store.redis import RedisLedger
+from tests.unit.libs.store.test_extreme_amounts import PODS, sums_come_back_exact
 
 pytestmark = pytest.mark.real
 
@@ -115,4 +116,14 @@ async def test_twenty_writers_want_two_gpus(server: Server) -> None:
     answers = await asyncio.gather(*(others[n % 4].commit([p]) for n, p in enumerate(plans)))
     assert sum(len(a.taken) for (a,) in answers) == 2
     for ledger in (first, *others):
+        await ledger.close()
+
+
+async def test_sums_past_what_fourteen_digits_say_come_back_to_the_last_digit(server: Server) -> None:
+    """Redis' own cjson writes no more digits than that: a hundred thousand pods, each as large as is let in, ended in
+    a number that nobody could read."""
+    ledger = RedisLedger(server.url, timeout_s=20.0)
+    try:
+        await sums_come_back_exact(ledger, PODS)
+    finally:
         await ledger.close()

@@ -1,6 +1,7 @@
 """Any history of commits, binds, evictions and departures against a plain model: the books agree after every step.
 
-The same machine runs on the embedded ledger and, marked `real`, on a redis-server of its own.
+The same machine runs on the embedded ledger and, marked `real`, on a redis-server of its own; there also with amounts
+so large that their sums have more digits than Redis' cjson writes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ LIMITS = (1500, 2500, 3500)
 LOW = (2, 4, 8)
 MODELS = (("A", "A"), ("B", "B"), ("A", "B"), ("A", ""))
 CPU = 6
+#: Of which what a node has can be told in fourteen digits, and what a queue may hold cannot.
+LARGE = 16_000_000_000_007
 
 charges = st.builds(
     lambda cpu, index, milli: Charge(
@@ -60,6 +63,8 @@ class Books(RuleBasedStateMachine):
     be over capacity."""
 
     make: Any = staticmethod(lambda: embedded_ledger(slack_s=0.0))
+    #: What one of CPU and memory stands for.
+    unit = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +98,7 @@ class Books(RuleBasedStateMachine):
         """A node tells what its devices are, at first or anew: what is charged already stays charged as it was."""
         self.version += 1
         gpus = tuple(Gpu(i, 8000, model) for i, model in enumerate(models))
-        node = Node(name, "u", str(self.version), "s", cpu=CPU, mem=CPU, pods=5, gpus=gpus)
+        node = Node(name, "u", str(self.version), "s", cpu=CPU * self.unit, mem=CPU * self.unit, pods=5, gpus=gpus)
         self.run(self.ledger.nodes_seen([node], 1))
 
     @rule(
@@ -107,6 +112,7 @@ class Books(RuleBasedStateMachine):
         self, path: str, limit: int | None, models: dict[str, int], cpu: int | None, mem: int | None
     ) -> None:
         self.version += 1
+        cpu, mem = (None if one is None else one * self.unit for one in (cpu, mem))
         queue = Queue(path=path, gpu_milli=limit, cpu=cpu, mem=mem, models=models, version=str(self.version))
         self.run(self.ledger.queues_seen([queue], [], 1))
         for what in [what for what in self.limits if what[0] == path]:
@@ -115,7 +121,7 @@ class Books(RuleBasedStateMachine):
         for model, amount in {**models, "": limit, "cpu": cpu, "mem": mem}.items():
             if amount is not None:
                 self.limits[path, model] = amount
-                self.ceilings.setdefault((path, model), 10**9)
+                self.ceilings.setdefault((path, model), 10**18)
 
     @precondition(lambda self: self.bound)
     @rule(pick=picks, top=st.sampled_from(("r/", "s/", "")))
@@ -128,7 +134,7 @@ class Books(RuleBasedStateMachine):
         self.bound[uid] = (node, charge, queue)
         for path, model in self.ceilings:
             if path in ancestors(queue):
-                self.ceilings[path, model] = 10**9
+                self.ceilings[path, model] = 10**18
 
     def teardown(self) -> None:
         try:
@@ -157,7 +163,11 @@ class Books(RuleBasedStateMachine):
     async def uses(self) -> tuple[dict[str, NodeUse], dict[str, QueueUse]]:
         return await all_use(self.ledger)
 
+    def sized(self, work: list[tuple[str, Charge]]) -> list[tuple[str, Charge]]:
+        return [(n, msgspec.structs.replace(c, cpu=c.cpu * self.unit, mem=c.mem * self.unit)) for n, c in work]
+
     def plan(self, work: list[tuple[str, Charge]], queue: str, gang: bool, job: str = "") -> Plan:
+        """A new one, or with `job` one of its work as it is."""
         self.n += 1
         name = f"p{self.n}"
         return Plan(
@@ -165,7 +175,7 @@ class Books(RuleBasedStateMachine):
             generation=self.generation, gang=gang,
             assignments=tuple(
                 Assignment(f"{name}.{i}", f"t{self.n}-{i}", "x", node, "s", charge)
-                for i, (node, charge) in enumerate(work)
+                for i, (node, charge) in enumerate(work if job else self.sized(work))
             ),
         )  # fmt: skip
 
@@ -311,8 +321,8 @@ class Books(RuleBasedStateMachine):
                 for g in c.gpus:
                     gpus[g.index, "milli"] += g.milli
                     gpus[g.index, "mib"] += g.mib
-            assert use.cpu == sum(c.cpu for c in on) <= CPU
-            assert use.mem == sum(c.mem for c in on) <= CPU
+            assert use.cpu == sum(c.cpu for c in on) <= CPU * self.unit
+            assert use.mem == sum(c.mem for c in on) <= CPU * self.unit
             assert use.pods <= 5
             for i, (milli, mib) in enumerate(use.gpus):
                 assert milli == gpus[i, "milli"] <= 1000
@@ -355,8 +365,16 @@ def test_books_agree_after_any_history() -> None:
     run_state_machine_as_test(Books, settings=FEW)
 
 
+def test_books_agree_where_sums_are_large() -> None:
+    class Large(Books):
+        unit = LARGE
+
+    run_state_machine_as_test(Large, settings=settings(FEW, max_examples=5))
+
+
 @pytest.mark.real
-def test_books_agree_after_any_history_on_a_real_redis() -> None:
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_books_agree_after_any_history_on_a_real_redis(size: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -374,6 +392,7 @@ def test_books_agree_after_any_history_on_a_real_redis() -> None:
 
             class Real(Books):
                 runs = 0
+                unit = size
 
                 @staticmethod
                 def make() -> RedisLedger:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -12,15 +11,19 @@ Labels = Mapping[str, str]
 #: Labels of a namespace by its name.
 Namespaces = Callable[[str], Labels]
 
-_INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_DIGITS: Final = 19
 _MOST: Final = 2**63
 
 
 def integer(text: str) -> int | None:
-    """A 64-bit decimal number, else None."""
-    if not _INTEGER.fullmatch(text):
+    """A 64-bit decimal number, else None: of longer ones no more than their length is looked at."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdecimal()):
         return None
-    value = int(text)
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > _DIGITS:
+        return None
+    value = -int(digits) if text[0] == "-" else int(digits)
     return value if -_MOST <= value < _MOST else None
 
 

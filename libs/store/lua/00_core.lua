@@ -27,6 +27,24 @@ local function setup()
   enc, dec, call = cjson.encode, cjson.decode, redis.call
 end
 
+-- cjson writes 14 digits and no more, so from here on a whole number would be read back as another one, or as none.
+-- Sums may come to it (the amounts that they are made of do not), and stay exact in a double up to 2^53.
+local LARGE = 1e14
+
+-- `enc` of what may hold large whole numbers.
+local function exact(o)
+  local kind = type(o)
+  if kind == 'number' and (o >= LARGE or o <= -LARGE) then return string.format('%.0f', o) end
+  if kind ~= 'table' then return enc(o) end
+  local parts = {}
+  if #o > 0 then
+    for i, v in ipairs(o) do parts[i] = exact(v) end
+    return '[' .. concat(parts, ',') .. ']'
+  end
+  for k, v in pairs(o) do parts[#parts + 1] = enc(tostring(k)) .. ':' .. exact(v) end
+  return '{' .. concat(parts, ',') .. '}'
+end
+
 local META = {'gen', 'whole', 'term', 'rev', 'stamp', 'seq', 'run', 'layout', 'parts'}
 
 -- Redis' Lua stack bounds unpack; 1000 is far below it and even, so pairs stay together.

@@ -356,6 +356,7 @@ local function node_text(n, rev)
   if use.pods ~= 0 then o.pods = use.pods end
   if use.blind ~= 0 then o.blind = use.blind end
   local gpus = use.gpus
+  local large = use.cpu >= LARGE or use.mem >= LARGE
   if s then
     for i = #gpus + 1, #s.g do gpus[i] = {0, 0} end
   end
@@ -363,6 +364,7 @@ local function node_text(n, rev)
     o.gpus = gpus
     local disputed = {}
     for i, d in ipairs(gpus) do
+      large = large or d[2] >= LARGE
       if over(d, s and s.g[i]) then disputed[#disputed + 1] = i - 1 end
     end
     if #disputed > 0 then o.disputed = disputed end
@@ -372,7 +374,7 @@ local function node_text(n, rev)
     o.earmarked = use.earmarked
   end
   if s and s.gone then o.gone = true end
-  return enc(o)
+  return large and exact(o) or enc(o)
 end
 
 local function node_empty(n)
@@ -381,9 +383,12 @@ local function node_empty(n)
 end
 
 local function queue_text(q, rev)
-  q.use.path = q.path
-  q.use.revision = rev
-  return enc(q.use)
+  local use = q.use
+  use.path = q.path
+  use.revision = rev
+  -- Of GPUs a queue has fewer of each model than of all.
+  local large = use.cpu >= LARGE or use.mem >= LARGE or use.gpu_milli >= LARGE
+  return large and exact(use) or enc(use)
 end
 
 local function flush(u)
