@@ -1,28 +1,33 @@
 """The laws on a live system, API server against ledger: what `drystone check` and the chaos runner hold it to.
 
-Both are read while they change, so a difference counts only if a second read after two seconds shows it again.
+Both are read while they change, so a difference counts only if a second read after two seconds shows it again. What
+the services have a while to put right (a gang that lost a member, a claim whose job has gone) counts only if it stands
+as long as that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from libs.domain.nodes import Node
 from libs.domain.queues import ancestors
 from libs.domain.resources import WHOLE
-from libs.domain.usage import NodeUse, QueueUse
+from libs.host.seen import Seen, look
 from libs.kube.grouping import job_key
-from libs.kube.nodes import parse_node
-from libs.kube.pods import PodView, parse_pod
+from libs.kube.pods import PodView
 from libs.kube.port import Kube
-from libs.kube.writes import NODES, list_all, pods_path
-from libs.store.pages import all_holders, all_use
 from libs.store.port import Holder, Ledger
 
 SETTLE_S = 2.0
+#: Until placement has put back what is left of a gang: its grace by default, and its slow pass.
+GANG_GRACE_S = 95.0
+#: Until what a job left behind is found: by its deadline (10 s), a resolver, or placement's slow pass (30 s).
+ORPHAN_GRACE_S = 45.0
+#: Until a Queue's new limits are the ledger's, a new leader of the watcher included.
+TOLD_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +37,21 @@ class Violation:
     law: str
     about: str
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One read of both sides."""
-
-    nodes: dict[str, Node]
-    pods: list[PodView]
-    holders: list[Holder]
-    node_use: dict[str, NodeUse]
-    queue_use: dict[str, QueueUse]
+    #: So long it may stand, seconds.
+    grace_s: float = 0.0
 
 
 def laws(seen: Seen) -> set[Violation]:
     """Every law of one read; pure."""
-    return {*_devices(seen), *_capacity(seen), *_agreement(seen), *_sums(seen), *_gangs(seen)}
+    return {
+        *_devices(seen),
+        *_capacity(seen),
+        *_agreement(seen),
+        *_sums(seen),
+        *_limits(seen),
+        *_nobodys(seen),
+        *_gangs(seen),
+    }
 
 
 def _devices(seen: Seen) -> Iterable[Violation]:
@@ -144,7 +148,7 @@ def _sums(seen: Seen) -> Iterable[Violation]:
 
 
 def _gangs(seen: Seen) -> Iterable[Violation]:
-    """A gang below its minimum holds nothing. (A gang that just lost a member has its grace: two reads decide.)"""
+    """A gang below its minimum holds nothing, unless it has just lost a member."""
     held: defaultdict[str, list[PodView]] = defaultdict(list)
     for pod in seen.pods:
         if pod.ours and pod.holds and not pod.terminating and pod.gang_min > 1:
@@ -156,21 +160,86 @@ def _gangs(seen: Seen) -> Iterable[Violation]:
     for job, members in held.items():
         minimum = max(p.gang_min for p in members)
         if len(members) + ended[job] < minimum:
-            yield Violation("gang below its minimum holds room", job, f"{len(members)} of {minimum}")
+            yield Violation("gang below its minimum holds room", job, f"{len(members)} of {minimum}", GANG_GRACE_S)
 
 
-async def look(kube: Kube, ledger: Ledger) -> Seen:
-    """One read of both sides, pages and all."""
-    nodes = {n.name: n for n in map(parse_node, (await list_all(kube, NODES)).items)}
-    pods = [parse_pod(raw) for raw in (await list_all(kube, pods_path())).items]
-    return Seen(nodes, pods, await all_holders(ledger), *await all_use(ledger))
+def _limits(seen: Seen) -> Iterable[Violation]:
+    """No queue was given more than its limits. What stood when a limit was lowered, or a queue moved, may go on: so the
+    latest pod that was bound by a claim has to be younger than that. Others' bindings and what was resized in place
+    since were nobody's decision here, and are left out."""
+    pods = {p.uid: p for p in seen.pods if p.holds and p.claim and p.uid in seen.bound_at}
+    by_queue: defaultdict[str, list[Holder]] = defaultdict(list)
+    for holder in seen.holders:
+        if holder.state == "bound" and holder.id in pods and holder.queue:
+            for path in ancestors(holder.queue):
+                by_queue[path].append(holder)
+    for path, holders in by_queue.items():
+        queue = seen.queues.get(path)
+        if queue is None:
+            continue
+        related = [at for other, at in seen.limited_since.items() if _related(other, path)]
+        if max(seen.bound_at[h.id] for h in holders) <= max(related, default=0.0) + TOLD_S:
+            continue
+        charges = [h.charge for h in holders]
+        used: list[tuple[str, int, int | None]] = [("GPU", sum(c.gpu_milli for c in charges), queue.gpu_milli)]
+        if seen.resized.isdisjoint(h.id for h in holders):
+            used += [
+                ("CPU", sum(c.cpu for c in charges), queue.cpu),
+                ("memory", sum(c.mem for c in charges), queue.mem),
+            ]
+        used += [(model, sum(h.models.get(model, 0) for h in holders), most) for model, most in queue.models.items()]
+        for what, amount, most in used:
+            if most is not None and amount > most:
+                yield Violation(f"queue over its limit of {what}", path, f"{amount} of {most}")
 
 
-async def violations(kube: Kube, ledger: Ledger, *, settle_s: float = SETTLE_S) -> list[Violation]:
-    """Confirmed ones only."""
-    first = laws(await look(kube, ledger))
-    if not first:
-        return []
-    await asyncio.sleep(settle_s)
-    again = {(v.law, v.about): v for v in laws(await look(kube, ledger))}
-    return sorted((again[v.law, v.about] for v in first if (v.law, v.about) in again), key=lambda v: (v.law, v.about))
+def _related(one: str, other: str) -> bool:
+    """Whether one queue is the other, or above it or below it in the tree."""
+    return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+
+
+def _nobodys(seen: Seen) -> Iterable[Violation]:
+    """Claims and earmarks are somebody's: of a job that is there and has not ended, a claim of a task that is there."""
+    objects = {job.uid for job in seen.jobs.values() if not job.ended}
+    jobs = {key for key, job in seen.jobs.items() if not job.ended}
+    jobs |= {job_key(pod) for pod in seen.pods if pod.ours and not pod.ended}
+    uids = {pod.uid for pod in seen.pods if not pod.ended}
+    for holder in seen.holders:
+        if holder.state == "bound":
+            continue
+        what = "claim" if holder.state in ("planned", "writing") else "earmark"
+        if holder.job not in jobs:
+            yield Violation(
+                f"{what} of a job that does not exist", holder.id, f"{holder.job}, on {holder.node}", ORPHAN_GRACE_S
+            )
+        elif what == "claim" and holder.task.partition("/")[0] not in (objects if "/" in holder.task else uids):
+            yield Violation(
+                "claim of a task that does not exist", holder.id, f"{holder.task}, on {holder.node}", ORPHAN_GRACE_S
+            )
+
+
+async def violations(
+    kube: Kube,
+    ledger: Ledger,
+    *,
+    settle_s: float = SETTLE_S,
+    waiting: Callable[[int, float], None] = lambda _count, _seconds: None,
+) -> list[Violation]:
+    """Confirmed ones only: seen again and again until their grace is over, two seconds at the least. Returns as soon as
+    nothing is left to be waited for; `waiting` is told once, how many stand and for how long they may."""
+    began = time.monotonic()
+    left = {(v.law, v.about): v for v in laws(await look(kube, ledger))}
+    confirmed: dict[tuple[str, str], Violation] = {}
+    told = False
+    while left:
+        await asyncio.sleep(settle_s)
+        stood_s = time.monotonic() - began
+        again = {(v.law, v.about): v for v in laws(await look(kube, ledger))}
+        left = {key: again[key] for key in left if key in again}
+        # Once confirmed, always: what is waited for are the others.
+        confirmed |= {key: v for key, v in left.items() if v.grace_s <= stood_s}
+        left = {key: v for key, v in left.items() if key not in confirmed}
+        if left and not told:
+            told = True
+            waiting(len(left), max(v.grace_s for v in left.values()) - stood_s)
+    return sorted(confirmed.values(), key=lambda v: (v.law, v.about))
