@@ -70,7 +70,7 @@ def test_the_readmes_commands_do_what_it_says(tmp_path: Path) -> None:
         assert terminal.run(*why).count(": Running on node-") == 4
         assert terminal.run(*check).splitlines()[-1] == "all laws hold"
         said = json.loads(terminal.run(*check, "--json"))
-        assert said == {"broken": []}
+        assert said == {"broken": [], "exclusive": "off"}
         terminal.run(*cancel)
         # Its pods leave when the garbage collector has come round.
         terminal.until("Cancelled .* Deleting|no jobs", *status)
