@@ -21,6 +21,10 @@ from libs.bus.port import Incoming, Outgoing
 #: What one record may carry in headers; more is a hostile or broken producer.
 MAX_HEADERS: Final = 64
 MAX_HEADER_BYTES: Final = 8 * 1024
+#: Ids are told on: as the cause of all that follows, in every record of it.
+MAX_ID_BYTES: Final = 1024
+#: Bytes of a record's key that are looked at. Ours are far shorter; one from outside only tells events apart.
+MAX_KEY_BYTES: Final = 1024
 
 _STRUCTURED: Final = "application/cloudevents+json"
 _BATCHED: Final = "application/cloudevents-batch+json"
@@ -65,7 +69,7 @@ class Writer:
 
 def read(topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None, headers: Headers) -> Incoming:
     """The record with its envelope, or with `fault`."""
-    text = key.decode(errors="backslashreplace") if key else ""
+    text = key[:MAX_KEY_BYTES].decode(errors="backslashreplace")[:MAX_KEY_BYTES] if key else ""
     if len(headers) > MAX_HEADERS:
         return Incoming(topic, partition, offset, text, value, "", fault=f"more than {MAX_HEADERS} headers")
     found: dict[str, str] = {}
@@ -97,11 +101,16 @@ def read(topic: str, partition: int, offset: int, key: bytes | None, value: byte
             return Incoming(topic, partition, offset, text, value, "", fault="batched mode is not supported on Kafka")
     version = found.pop("specversion", "")
     id, source, type = found.pop("id", ""), found.pop("source", ""), found.pop("type", "")
+    if len(id) > MAX_ID_BYTES:
+        return Incoming(topic, partition, offset, text, value, "", fault=_LONG_ID)
     if version == "1.0" and id and source and type:
         return Incoming(topic, partition, offset, text, value, type, id, source, found)
     return Incoming(
         topic, partition, offset, text, value, "", id, source, found, _what_is_wrong(version, id, source, type)
     )
+
+
+_LONG_ID: Final = f"a CloudEvents id of more than {MAX_ID_BYTES} characters"
 
 
 def _what_is_wrong(version: str, id: str, source: str, type: str) -> str:
@@ -145,6 +154,10 @@ def _structured(
         return fault(f"structured mode that cannot be read: {str(error)[:200]}")
     if not (event.specversion == "1.0" and event.id and event.source and event.type):
         return fault(_what_is_wrong(event.specversion, event.id, event.source, event.type))
+    if len(event.id) > MAX_ID_BYTES:
+        return fault(_LONG_ID)
+    if len(whole) > MAX_HEADERS or len(event.source) + len(event.type) > MAX_HEADER_BYTES:
+        return fault(f"more than {MAX_HEADERS} attributes, or longer ones than {MAX_HEADER_BYTES} characters")
     headers = {name: said for name, said in plain.items() if name in _PLAIN}
     for name, said in whole.items():
         if name in _NOT_EXTENSIONS or not _NAME.fullmatch(name):
@@ -152,8 +165,10 @@ def _structured(
         match said:
             case bool():
                 headers[name] = "true" if said else "false"
+            case str() | int() if len(said := str(said)) <= MAX_HEADER_BYTES:
+                headers[name] = said
             case str() | int():
-                headers[name] = str(said)
+                return fault(f"the CloudEvents attribute {name} has more than {MAX_HEADER_BYTES} characters")
             case _:
                 return fault(f"the CloudEvents attribute {name} is neither text, number nor truth value")
     return Incoming(topic, partition, offset, key, payload, event.type, event.id, event.source, headers)

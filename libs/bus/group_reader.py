@@ -48,6 +48,7 @@ class KafkaGroupReader(Reader):
         # The assignor keeps what it must remember in its class: each reader needs a class of its own.
         self._assignor: type[SeatedAssignor] = type("Sticky", (SeatedAssignor,), {})
         self._seat: Seat | None = None
+        self._held: frozenset[str] = frozenset()
 
     @property
     def owned(self) -> frozenset[Place]:
@@ -69,6 +70,24 @@ class KafkaGroupReader(Reader):
         if (topic, partition) in self._owned and self._consumer is not None:
             with contextlib.suppress(IllegalStateError):
                 self._consumer.seek(TopicPartition(topic, partition), offset)
+
+    def hold(self, topics: Collection[str]) -> None:
+        self._held = frozenset(topics)
+        self._apply_hold()
+
+    def _apply_hold(self) -> None:
+        """An assignment begins with everything flowing, so this is done again after each."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        assigned = consumer.assignment()
+        held = {tp for tp in assigned if tp.topic in self._held}
+        paused = consumer.paused()
+        with contextlib.suppress(IllegalStateError):
+            if held - paused:
+                consumer.pause(*(held - paused))
+            if paused - held:
+                consumer.resume(*(paused - held))
 
     async def close(self) -> None:
         if self._to_commit:
@@ -154,3 +173,4 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         coordinator = self._consumer._coordinator
         self._reader._assigned(assigned, coordinator.generation, coordinator.member_id)
+        self._reader._apply_hold()

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from libs.bus.pack import cut
 from libs.bus.port import Incoming, Outgoing
 from libs.contracts.events import DeadLetter, EventType
 from libs.contracts.topics import DEAD_LETTERS
@@ -19,13 +20,13 @@ def dead_letter(record: Incoming, reason: str, *, id: str = "") -> Outgoing:
     """`id` is the event's own where its content was readable, else the record's."""
     value = record.value or b""
     letter = DeadLetter(
-        reason=reason[:1000],
+        reason=cut(reason),
         topic=record.topic,
         partition=record.partition,
         offset=record.offset,
-        key=record.key[:1000],
-        id=id or record.id,
+        key=cut(record.key),
+        id=cut(id or record.id),
         value=base64.b64encode(value[:MOST_QUOTED]).decode(),
         truncated=len(value) > MOST_QUOTED,
     )
-    return Outgoing(DEAD_LETTERS.name, record.key, msgspec.json.encode(letter), EventType.DEAD_LETTER)
+    return Outgoing(DEAD_LETTERS.name, cut(record.key), msgspec.json.encode(letter), EventType.DEAD_LETTER)

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 from libs.bus.ids import event_id
+from libs.bus.pack import MOST_BYTES, dropped, record_size
 from libs.bus.port import BusUnavailable, Incoming, Outgoing, Rebalanced
 from libs.contracts.topics import ALL, Topic
 from libs.domain.jobs import partition_of
@@ -129,6 +130,9 @@ class MemoryBus:
     async def publish(self, records: Sequence[Outgoing]) -> None:
         deadline = time.monotonic() + self._publish_s
         for record in records:
+            if record_size(record) > MOST_BYTES:
+                dropped(record.topic, record.key, record_size(record))
+                continue
             partition = self._partition(record)
             log = self.log((record.topic, partition))
             while not log.compacted and len(log.records) >= log.limit and not self._make_room(record.topic, partition):
@@ -224,6 +228,7 @@ class _Reader:
         self._bus = bus
         self.topics = tuple(topics)
         self._position: dict[Place, int] = {}
+        self._held: frozenset[str] = frozenset()
         self._turn = 0
         self._wake = asyncio.Event()
         bus.listen(topics, self._wake)
@@ -252,6 +257,8 @@ class _Reader:
         self._turn += 1
         for n in range(len(places)):
             place = places[(self._turn + n) % len(places)]
+            if place[0] in self._held:
+                continue
             log = self._bus.log(place)
             if self._position[place] >= log.end:
                 continue
@@ -289,6 +296,10 @@ class MemoryGroupReader(_Reader):
         if (topic, partition) in self._owned:
             self._position[topic, partition] = offset
             self._wake.set()
+
+    def hold(self, topics: Collection[str]) -> None:
+        self._held = frozenset(topics)
+        self._wake.set()
 
     def leave(self) -> None:
         """Leave the group, as a member does that stops: its partitions go to the others at once."""

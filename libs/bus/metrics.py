@@ -12,6 +12,9 @@ PUBLISH_SECONDS: Final = histogram(
 )
 PUBLISH_FAULTS: Final = counter("drystone_bus_publish_faults_total", "Batches that failed, by fault.", ("fault",))
 PENDING: Final = gauge("drystone_bus_pending_records", "Records that wait to be sent or acknowledged.")
+TOO_LARGE: Final = counter(
+    "drystone_bus_too_large_total", "Records dropped because no topic takes so large ones.", ("topic",)
+)
 READ: Final = counter("drystone_bus_read_records_total", "Records read.", ("topic",))
 LAG: Final = gauge("drystone_bus_lag_records", "Records behind the end of the partition.", ("topic", "partition"))
 REBUILDS: Final = counter("drystone_bus_rebuilds_total", "Clients made anew because they were stuck.", ("client",))

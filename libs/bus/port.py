@@ -40,7 +40,8 @@ class Incoming:
 
 class Publisher(Protocol):
     async def publish(self, records: Sequence[Outgoing]) -> None:
-        """Return when the broker has acknowledged all records (acks=all, idempotent). Raises BusUnavailable."""
+        """Return when the broker has acknowledged all records (acks=all, idempotent). Raises BusUnavailable. What is
+        too large for any topic is dropped and counted; `libs.bus.pack` is how not to make such records."""
         ...
 
 
@@ -57,6 +58,10 @@ class GroupReader(Protocol):
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Read again from `offset`: a passing fault stopped this record."""
+        ...
+
+    def hold(self, topics: Collection[str]) -> None:
+        """Read nothing of these topics until told otherwise, and of all others; the group is stayed in."""
         ...
 
     @property

@@ -57,3 +57,6 @@ class Positions:
     @property
     def in_hand(self) -> int:
         return sum(len(line) for line in self._lines.values())
+
+    def in_hand_of(self, topic: str) -> int:
+        return sum(len(line) for place, line in self._lines.items() if place[0] == topic)

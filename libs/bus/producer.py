@@ -3,7 +3,8 @@
 Guarantees: `publish` returns when all its records are acknowledged by all in-sync replicas, or raises BusUnavailable
 within its deadline. On an idle bus a batch leaves at once; while one is under way for its partition, what comes from
 any caller gathers in the next one, so batches grow with load and no linger is needed. A record costs no coroutine and
-no future of its own (the client's `send` makes both per record).
+no future of its own (the client's `send` makes both per record). A record that is larger than any topic takes is
+dropped, logged and counted: whoever sends it must neither end nor try for ever.
 
 The client never gives up on an idempotent batch and loops for ever on an out-of-order sequence: a batch without an
 answer for `publish_s`, or any error that concerns more than the batch itself, gets the producer made anew. Callers of
@@ -32,6 +33,7 @@ from aiokafka.errors import (
 from libs.bus import metrics, murmur
 from libs.bus.entry import in_words
 from libs.bus.envelope import Writer
+from libs.bus.pack import MOST_BYTES, dropped, record_size
 from libs.bus.port import BusUnavailable, Outgoing
 from libs.bus.settings import KafkaSettings
 from libs.runtime.backoff import Backoff
@@ -48,8 +50,9 @@ GATHER_S: Final = 0.003
 MAX_PENDING: Final = 100_000
 
 Place = tuple[str, int]
+_TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
 #: Faults of a batch itself: another producer would get the same answer.
-_OF_THE_BATCH = (MessageSizeTooLargeError, RecordTooLargeError, TopicAuthorizationFailedError, InvalidTopicError)
+_OF_THE_BATCH = (*_TOO_LARGE, TopicAuthorizationFailedError, InvalidTopicError)
 
 
 class _Batch:
@@ -119,7 +122,11 @@ class KafkaPublisher:
         mine: set[_Batch] = set()
         now_ms = int(time.time() * 1000)
         for record in records:
-            mine.add(self._put(record, now_ms))
+            batch = self._put(record, now_ms)
+            if batch is not None:
+                mine.add(batch)
+        if not mine:
+            return
         for batch in mine:
             batch.waiting += 1
         self._pending += len(records)
@@ -142,7 +149,8 @@ class KafkaPublisher:
                 batch.waiting -= 1
 
     # -- inside -------------------------------------------------------------------------------------------------------
-    def _put(self, record: Outgoing, now_ms: int) -> _Batch:
+    def _put(self, record: Outgoing, now_ms: int) -> _Batch | None:
+        """The batch that the record goes with; None: it is too large to be ever taken."""
         place = (record.topic, self._partition(record))
         key = record.key.encode()
         headers = self._writer.headers(record)
@@ -151,9 +159,10 @@ class KafkaPublisher:
             batch = line[-1]
             if batch.builder.append(timestamp=now_ms, key=key, value=record.value, headers=headers) is not None:
                 return batch
-        size = len(key) + (len(record.value) if record.value is not None else 0)
-        if size > REQUEST_BYTES:
-            raise ValueError(f"a record of {size} bytes for {record.topic}; at most {REQUEST_BYTES} can be sent")
+        size = record_size(record)
+        if size > MOST_BYTES:
+            dropped(record.topic, record.key, size)
+            return None
         batch = _Batch(self._producer_or_last().create_batch())
         # The first record of a batch is always taken, however large.
         batch.builder.append(timestamp=now_ms, key=key, value=record.value, headers=headers)
@@ -223,7 +232,11 @@ class KafkaPublisher:
     def _finished(self, place: Place, batch: _Batch, count: int, error: BaseException | None) -> None:
         if self._under_way.get(place) is batch:
             del self._under_way[place]
-        if error is None:
+        if count == 1 and isinstance(error, _TOO_LARGE):
+            # A topic that takes less than ours are made with: the record would come back for ever.
+            dropped(place[0], f"partition {place[1]}", batch.builder.size())
+            error = None
+        elif error is None:
             metrics.PUBLISHED.labels(place[0]).inc(count)
             metrics.PUBLISH_SECONDS.observe(time.monotonic() - batch.sent_at)
         else:

@@ -97,6 +97,11 @@ class Intake:
         key = head.key
         if partition_of(key, self._partitions) != partition:
             return  # sent by somebody who counts partitions otherwise; the slow pass finds the job
+        if head.uid and not (change.tasks or change.bound or change.gone or change.deleted):
+            # Its tasks say more than a record takes: the object says it once, and is read instead.
+            state.look.add(key)
+            state.look_event.set()
+            return
         known = state.pending.jobs.get(key)
         if known is not None and head.uid != known.head.uid and known.head.uid:
             if change.deleted or not change.tasks:

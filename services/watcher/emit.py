@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
 
+from libs.bus.pack import cut, encoded_size, halved, packed, record_size
 from libs.bus.port import BusUnavailable, Outgoing, Publisher
-from libs.contracts.events import EventType, JobChanged, JobStatus, TasksBatch
+from libs.contracts.events import EventType, JobChanged, JobStatus
 from libs.contracts.topics import CLUSTER, STATUS, TASKS
 from libs.domain.jobs import partition_of
 from libs.store.port import Ledger
@@ -26,8 +27,14 @@ log = structlog.get_logger()
 
 _encode = msgspec.json.encode
 BATCH = 256
-#: Tasks in one record at the most: a gang of thousands must not exceed the topic's largest message.
-TASKS_IN_RECORD = 1000
+#: Hints that wait for a broker, in records and in bytes.
+HINTS_MOST: Final = 10_000
+HINT_BYTES_MOST: Final = 32 * 1024 * 1024
+#: Of a job object's tasks, when they are told of. Beyond it placement reads the object instead, which says the same
+#: once: the same labels under each of ten thousand tasks may be gigabytes.
+OBJECT_BYTES: Final = 8 * 1024 * 1024
+#: How many tasks are looked at to know how large all are.
+_LOOKED_AT: Final = 16
 
 
 class Emitter:
@@ -75,7 +82,7 @@ class Emitter:
                         del self._dirty[key]
                     (self.acknowledged.discard if record.value is None else self.acknowledged.add)(key)
             # Hints are worth nothing after a while: placement's slow pass finds what they were about.
-            del self._hints[:-10_000]
+            del self._hints[: _too_many(self._hints)]
 
     @property
     def dirty(self) -> bool:
@@ -115,44 +122,55 @@ def chunks(items: Sequence[T], size: int = BATCH) -> list[Sequence[T]]:
 
 
 def hint_records(hints: Sequence[JobChanged], partitions: int) -> list[Outgoing]:
-    """One record per partition, more where a gang is large."""
+    """Records by partition, each of a size that the topic takes: small hints share one, a large gang has several."""
     by_partition: defaultdict[int, list[JobChanged]] = defaultdict(list)
     for hint in hints:
-        by_partition[partition_of(hint.head.key, partitions)].extend(_split(hint))
-    records = []
-    for partition, items in by_partition.items():
-        part: list[JobChanged] = []
-        size = 0
-        for item in items:
-            weight = max(1, len(item.tasks) + len(item.bound) + len(item.gone))
-            if part and size + weight > TASKS_IN_RECORD:
-                records.append(_record(part, partition))
-                part, size = [], 0
-            part.append(item)
-            size += weight
-        records.append(_record(part, partition))
-    return records
+        by_partition[partition_of(hint.head.key, partitions)].append(_told(hint))
+    return [
+        Outgoing(
+            TASKS.name, items[0].head.key, value, EventType.TASKS, partition,
+            headers={"cause": items[0].cause} if items[0].cause else {},
+        )
+        for partition, some in by_partition.items()
+        for items, value in packed(some, _halves)
+    ]  # fmt: skip
 
 
 def status_records(statuses: Sequence[JobStatus], partitions: int) -> list[Outgoing]:
     """What the world is told about jobs; its topic has as many partitions as that of the hints."""
     return [
-        Outgoing(STATUS.name, s.id, _encode(s), EventType.STATUS, partition_of(s.job, partitions)) for s in statuses
+        Outgoing(STATUS.name, cut(s.id), _encode(s), EventType.STATUS, partition_of(s.job, partitions))
+        for s in statuses
     ]
 
 
-def _split(hint: JobChanged) -> list[JobChanged]:
-    if len(hint.tasks) <= TASKS_IN_RECORD:
-        return [hint]
-    first = msgspec.structs.replace(hint, tasks=hint.tasks[:TASKS_IN_RECORD])
-    rest = [
-        JobChanged(hint.head, hint.tasks[n : n + TASKS_IN_RECORD], cause=hint.cause, seen=hint.seen)
-        for n in range(TASKS_IN_RECORD, len(hint.tasks), TASKS_IN_RECORD)
-    ]
-    return [first, *rest]
+def _told(hint: JobChanged) -> JobChanged:
+    """As it is, or without tasks where it is about an object and says too much: placement reads that then."""
+    tasks = hint.tasks
+    if not hint.head.uid or len(tasks) < 2:
+        return hint
+    step = -(-len(tasks) // _LOOKED_AT)
+    if step * sum(encoded_size(task) for task in tasks[::step]) <= OBJECT_BYTES:
+        return hint
+    log.info("a job is told of without its tasks", job=hint.head.key, tasks=len(tasks), cause=hint.cause)
+    return msgspec.structs.replace(hint, tasks=())
 
 
-def _record(items: Sequence[JobChanged], partition: int) -> Outgoing:
-    value = _encode(TasksBatch(tuple(items)))
-    headers = {"cause": items[0].cause} if items[0].cause else {}
-    return Outgoing(TASKS.name, items[0].head.key, value, EventType.TASKS, partition, headers=headers)
+def _halves(hint: JobChanged) -> list[JobChanged]:
+    """The first has besides what is not divided."""
+    bare = JobChanged(hint.head, cause=hint.cause, traceparent=hint.traceparent, seen=hint.seen)
+    for name in ("tasks", "bound", "gone"):
+        if len(parts := getattr(hint, name)) > 1:
+            first, second = halved(parts)
+            return [msgspec.structs.replace(one, **{name: half}) for one, half in ((hint, first), (bare, second))]
+    return [hint]
+
+
+def _too_many(records: Sequence[Outgoing]) -> int:
+    """How many of the oldest are to go."""
+    size = 0
+    for kept, record in enumerate(reversed(records)):
+        size += record_size(record)
+        if kept >= HINTS_MOST or size > HINT_BYTES_MOST:
+            return len(records) - kept
+    return 0

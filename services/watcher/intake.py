@@ -2,8 +2,12 @@
 
 An offset is committed when its event is finished: the object exists (or the dead letter is acknowledged) and the status
 and the hint are acknowledged. Events of one job stay in order, whatever their record keys; a job whose event met a
-passing fault waits with all that came behind it, and others pass. Bounds: reading stops when too many events are in
-hand, or too many stand behind one that is parked (they are finished, but their offsets cannot be committed yet).
+passing fault waits with all that came behind it (it is *parked*), and others pass. While the API server serves nobody,
+all wait; an event that it does not serve while it serves others is given up after `intake_park_s`, with a dead letter,
+so that no offset stands still for ever.
+
+Each tenant has bounds of its own: events and bytes in hand, finished events behind a parked one, calls at once. At any
+of them its topic is not read further, and the others' are. Of one parked job so many events may wait; more are refused.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
@@ -32,16 +37,50 @@ log = structlog.get_logger()
 
 GROUP = "drystone-intake"
 #: Finished events behind a parked one cost a few bytes each; so many times `intake_ahead` of them may there be.
-_BEHIND = 50
+_BEHIND: Final = 50
+#: Events of one job that may wait while it is parked; a rebuke to whoever sends the same for ever.
+MOST_OF_A_JOB: Final = 100
+#: Calls at once for what a tenant has parked: they must not be in the way of what is served at once.
+_AGAIN: Final = 4
+#: Calls at once of one of many tenants.
+_LEAST_WIDTH: Final = 4
+#: Kept of an event beside its bytes.
+_EVENT_BYTES: Final = 1024
 
 LaneKey = tuple[str, str]
 
 
 @dataclass(slots=True)
-class _Lane:
-    """Events of one job, in order; one task works on it."""
+class _Event:
+    """`since`: what its lane's `parked_s` was when it came."""
 
-    waiting: deque[tuple[Incoming, InHand]] = field(default_factory=deque)
+    record: Incoming
+    held: InHand
+    since: float = 0.0
+    turned_away: bool = False
+
+    @property
+    def size(self) -> int:
+        return _EVENT_BYTES + len(self.record.value or b"")
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Events of one job, in order; one task works on it. `parked_s`: how long its events were not served although the
+    API server served others."""
+
+    waiting: deque[_Event] = field(default_factory=deque)
+    parked_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Desk:
+    """One tenant's part: what is in hand, and how many calls it may have at once, at first and for what is parked."""
+
+    first: asyncio.Semaphore
+    again: asyncio.Semaphore
+    events: int = 0
+    bytes: int = 0
 
 
 class Intake:
@@ -60,12 +99,19 @@ class Intake:
         self._events = JobEvents(kube, bus, settings, clock, known)
         self._positions = Positions()
         self._lanes: dict[LaneKey, _Lane] = {}
-        self._slots = asyncio.Semaphore(settings.intake_width)
+        width = max(_LEAST_WIDTH, settings.intake_width // len(self._topics)) if len(self._topics) > 1 else None
+        self._desks = {
+            topic: _Desk(asyncio.Semaphore(width or settings.intake_width), asyncio.Semaphore(_AGAIN))
+            for topic in self._topics
+        }
         self._moved = asyncio.Event()
         self._parked: set[LaneKey] = set()
         self._reader: GroupReader | None = None
-        #: Events that were read and are not finished.
-        self.in_hand = 0
+
+    @property
+    def in_hand(self) -> int:
+        """Events that were read and are not finished."""
+        return sum(desk.events for desk in self._desks.values())
 
     @property
     def parked(self) -> int:
@@ -79,9 +125,7 @@ class Intake:
             async with asyncio.TaskGroup() as tasks:
                 while not stop.is_set():
                     await self._commit()
-                    if self._full:
-                        await self._wait(0.2)
-                        continue
+                    reader.hold([topic for topic in self._topics if self._full(topic)])
                     # With events in hand, come back soon to commit what finishes.
                     for record in await reader.batch(500, 0.2 if not self._lanes else 0.02):
                         self._take(record, tasks)
@@ -92,49 +136,95 @@ class Intake:
         finally:
             await leave(reader)
 
-    @property
-    def _full(self) -> bool:
-        ahead = self._settings.intake_ahead
-        return self.in_hand >= ahead or self._positions.in_hand >= _BEHIND * ahead
+    def _full(self, topic: str) -> bool:
+        """Whether no more of this tenant is taken for now."""
+        desk, settings, tenants = self._desks[topic], self._settings, len(self._topics)
+        return (
+            desk.events >= settings.intake_ahead
+            or desk.bytes >= settings.intake_bytes // tenants
+            or self._positions.in_hand_of(topic)
+            >= max(settings.intake_ahead, _BEHIND * settings.intake_ahead // tenants)
+        )
 
     def _take(self, record: Incoming, tasks: asyncio.TaskGroup) -> None:
-        held = self._positions.read(record)
-        key = lane_of(record)
-        self.in_hand += 1
+        desk, key = self._desks[record.topic], lane_of(record)
+        event = _Event(record, self._positions.read(record))
+        desk.events += 1
+        desk.bytes += event.size
+        lane = self._lanes.get(key)
+        if lane is not None and key in self._parked and len(lane.waiting) >= MOST_OF_A_JOB:
+            self._turn_away(event, tasks)
+        else:
+            self._line_up(key, event, tasks)
+
+    def _line_up(self, key: LaneKey, event: _Event, tasks: asyncio.TaskGroup) -> None:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane()
-            lane.waiting.append((record, held))
-            tasks.create_task(self._work(key, lane), name=f"job events {key[1][:40]}")
-        else:
-            lane.waiting.append((record, held))
+            tasks.create_task(self._work(key, lane, tasks), name=f"job events {key[1][:40]}")
+        event.since = lane.parked_s
+        lane.waiting.append(event)
 
-    async def _work(self, key: LaneKey, lane: _Lane) -> None:
+    def _turn_away(self, event: _Event, tasks: asyncio.TaskGroup) -> None:
+        """Behind nobody of its job: it is answered soon, however long those wait."""
+        event.turned_away = True
+        self._line_up((event.record.topic, f"turned away/{event.record.partition}"), event, tasks)
+
+    async def _work(self, key: LaneKey, lane: _Lane, tasks: asyncio.TaskGroup) -> None:
+        desk = self._desks[key[0]]
         try:
             while lane.waiting:
-                record, held = lane.waiting[0]
-                await self._finish(key, record)
+                event = lane.waiting[0]
+                await self._finish(key, lane, event, tasks)
                 lane.waiting.popleft()
-                self.in_hand -= 1
-                held.part_done()
+                desk.events -= 1
+                desk.bytes -= event.size
+                event.held.part_done()
                 self._moved.set()
         finally:
             del self._lanes[key]
+            self._unpark(key)
             self._moved.set()
 
-    async def _finish(self, key: LaneKey, record: Incoming) -> None:
-        pause = Backoff(0.1, 5.0)
+    async def _finish(self, key: LaneKey, lane: _Lane, event: _Event, tasks: asyncio.TaskGroup) -> None:
+        record, desk, limit_s = event.record, self._desks[key[0]], self._settings.intake_park_s
+        pause, why, tries = Backoff(0.1, 5.0), "", 0
+        failed_at: float | None = None
         while True:
+            waited_s = lane.parked_s - event.since
             try:
-                async with self._slots:
-                    await self._events.serve(record)
+                async with desk.again if tries else desk.first:
+                    if event.turned_away:
+                        await self._events.turn_away(record, f"{MOST_OF_A_JOB} events of this job are waiting already")
+                    elif why and waited_s >= limit_s:
+                        await self._events.give_up(record, why, waited_s)
+                    else:
+                        await self._events.serve(record)
                 break
-            except (PassingFault, BusUnavailable) as fault:
-                if key not in self._parked:
-                    log.warning("job event parked", key=key[1], topic=key[0], fault=str(fault), cause=record.id)
-                self._parked.add(key)
-                metrics.PARKED.set(len(self._parked))
-                await self._clock.sleep(pause.next())
+            except PassingFault as fault:
+                now = self._clock.monotonic()
+                if failed_at is not None and self._events.answered_at >= failed_at:
+                    lane.parked_s += now - failed_at
+                failed_at, why = now, str(fault)
+                self._park(key, record, why)
+                while len(lane.waiting) > MOST_OF_A_JOB:
+                    self._turn_away(lane.waiting.pop(), tasks)
+                if lane.parked_s - event.since >= limit_s:
+                    continue
+            except BusUnavailable as fault:
+                failed_at = None  # nobody can be answered: no time of anybody's
+                self._park(key, record, str(fault))
+            tries += 1
+            await self._clock.sleep(pause.next())
+        self._unpark(key)
+
+    def _park(self, key: LaneKey, record: Incoming, fault: str) -> None:
+        if key not in self._parked:
+            log.warning("job event parked", key=key[1], topic=key[0], fault=fault, cause=record.id)
+            self._parked.add(key)
+            metrics.PARKED.set(len(self._parked))
+
+    def _unpark(self, key: LaneKey) -> None:
         if key in self._parked:
             self._parked.discard(key)
             metrics.PARKED.set(len(self._parked))
@@ -158,4 +248,4 @@ def lane_of(record: Incoming) -> LaneKey:
     named = job_id(record.value)
     if named:
         return record.topic, "id/" + named[:200]
-    return record.topic, record.key or record.id
+    return record.topic, (record.key or record.id)[:200]

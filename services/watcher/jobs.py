@@ -1,24 +1,26 @@
 """One job event: checked, made into a TrainingJob object or a dead letter, answered with a status.
 
 Every event that is served ends in exactly one of: an object (new, or the one that was there), a deletion, a dead
-letter. What may be cured by waiting is raised as `PassingFault`, and the caller serves the event again later; nothing
-else is raised.
+letter; an event whose object exists is never called rejected. What may be cured by waiting is raised as `PassingFault`,
+and the caller serves the event again later, or has it given up; nothing else is raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import structlog
 
 from libs.bus.letters import dead_letter
+from libs.bus.pack import cut
 from libs.bus.port import Bus, BusUnavailable, Incoming, Outgoing
-from libs.contracts.events import EventType, JobChanged, JobStatus
+from libs.contracts.events import DeadLetter, EventType, JobChanged, JobStatus
 from libs.contracts.strict import Rejected
-from libs.contracts.submission import CancelJob, Submission, parse_cancel, parse_submit
+from libs.contracts.submission import CancelJob, Submission, job_id, parse_cancel, parse_submit
 from libs.contracts.tenants import TenantPolicy, foreign_queues
-from libs.contracts.topics import STATUS, TASKS
+from libs.contracts.topics import DEAD_LETTERS, STATUS, TASKS
 from libs.domain.jobs import Phase, partition_of
 from libs.kube import trainingjobs, writes
 from libs.kube.grouping import NOTHING_KNOWN, Known
@@ -27,6 +29,7 @@ from libs.kube.port import Answer, Kube
 from libs.kube.trainingjobs import TrainingJobView
 from libs.runtime.clock import Clock
 from services.watcher import metrics
+from services.watcher.answers import Answers
 from services.watcher.emit import hint_records
 from services.watcher.limits import TENANT_LABEL, PendingJobs
 from services.watcher.settings import WatcherSettings
@@ -34,6 +37,10 @@ from services.watcher.settings import WatcherSettings
 log = structlog.get_logger()
 
 _encode = msgspec.json.encode
+
+
+#: Of a reason that is told.
+_WORDS: Final = 400
 
 
 class PassingFault(Exception):
@@ -49,14 +56,21 @@ class JobEvents:
         clock: Clock,
         known: Callable[[], tuple[Known, str]] = lambda: (NOTHING_KNOWN, ""),
     ) -> None:
-        self._kube = kube
+        self._kube = self._answers = Answers(kube, clock)
+        self._clock = clock
         self._bus = bus
         self._publisher = bus.publisher()
         self._settings = settings
         self._known = known
         self._tenants = {tenant.topic: tenant for tenant in settings.tenants}
         self._foreign = {tenant.name: foreign_queues(tenant, settings.tenants) for tenant in settings.tenants}
-        self._pending = PendingJobs(kube, clock)
+        self._pending = PendingJobs(self._kube, clock)
+
+    @property
+    def answered_at(self) -> float:
+        """When the API server last answered any event's call for good (monotonic): whom it does not serve then has a
+        fault of its own."""
+        return self._answers.at
 
     async def serve(self, record: Incoming) -> None:
         """Raises PassingFault and BusUnavailable only."""
@@ -68,7 +82,46 @@ class JobEvents:
         except Exception as error:
             # A fault of ours, and this event brings it about: it must not come back for ever and stop the others.
             log.exception("job event could not be served", topic=record.topic, offset=record.offset, cause=record.id)
-            await self._reject(record, tenant, Rejected(f"could not be served: {type(error).__name__}"))
+            await self._reject_surely(record, tenant, Rejected(f"could not be served: {type(error).__name__}"))
+
+    async def give_up(self, record: Incoming, fault: str, waited_s: float) -> None:
+        """The last word on an event that was parked for too long: a job whose object is there after all is accepted,
+        all else is a dead letter. Raises BusUnavailable."""
+        tenant = self._tenants[record.topic]
+        log.warning("job event given up", topic=record.topic, offset=record.offset, cause=record.id, fault=fault)
+        words = f"could not be served for {waited_s:.0f} s ({cut(fault, _WORDS)}); submit it again"
+        said = Rejected(words, "", cut(job_id(record.value), 200))
+        try:
+            if await self._there_after_all(record, tenant):
+                return
+        except BusUnavailable:
+            raise
+        except Exception:
+            log.exception("given up without a look", topic=record.topic, offset=record.offset, cause=record.id)
+        await self._reject_surely(record, tenant, said, "NotServed")
+
+    async def turn_away(self, record: Incoming, why: str) -> None:
+        """Not looked at, so nothing came of it. Raises BusUnavailable."""
+        said = Rejected(why, "", cut(job_id(record.value), 200))
+        await self._reject_surely(record, self._tenants[record.topic], said, "TooManyWaiting")
+
+    async def _there_after_all(self, record: Incoming, tenant: TenantPolicy) -> bool:
+        if record.fault or record.type != EventType.JOB_SUBMIT:
+            return False
+        submission = parse_submit(record.value, tenant, self._foreign[tenant.name])
+        if isinstance(submission, Rejected):
+            return False
+        # A creation that nobody answered may land as late as this.
+        await self._clock.sleep(self._settings.longest_write_s)
+        name = trainingjobs.object_name(tenant.name, submission.id)
+        answer = await writes.get_trainingjob(self._kube, submission.namespace, name)
+        if not answer.ok:
+            return False
+        view = trainingjobs.parse(answer.body)
+        if view.deleting or view.spec.hash != submission.hash:
+            return False
+        await self._accept(record, tenant, view, duplicate=False)
+        return True
 
     async def _serve(self, record: Incoming, tenant: TenantPolicy) -> None:
         if record.fault:
@@ -115,11 +168,14 @@ class JobEvents:
         )  # fmt: skip
         outcome = classify(answer)
         duplicate = False
-        if outcome is Outcome.EXISTS or answer.unsure:
+        if outcome in (Outcome.EXISTS, Outcome.UNSURE):
             duplicate = outcome is Outcome.EXISTS
+            made = answer
             answer = await writes.get_trainingjob(self._kube, submission.namespace, name)
             if not answer.ok:
-                raise PassingFault(f"job object cannot be read: {why(answer)}")
+                raise PassingFault(
+                    f"job object cannot be read: {why(answer)}" if duplicate else f"not created: {why(made)}"
+                )
         elif permanent(answer):
             await self._reject(record, tenant, Rejected(why(answer), "", submission.id))
             return
@@ -138,7 +194,22 @@ class JobEvents:
         if view.spec.hash != submission.hash:
             await self._reject(record, tenant, Rejected("this id was used for another job", "id", submission.id))
             return
-        await self._publisher.publish(self._accepted(record, tenant, view, duplicate))
+        await self._accept(record, tenant, view, duplicate=duplicate)
+
+    async def _accept(self, record: Incoming, tenant: TenantPolicy, view: TrainingJobView, *, duplicate: bool) -> None:
+        """The object exists, so this is the answer, whatever becomes of the hint: without one placement finds the job
+        in its next slow pass."""
+        hints: list[Outgoing] = []
+        if not view.ended:
+            try:
+                hints = self._hints(record, view)
+            except Exception:
+                log.exception("no hint about a job", job=view.key, cause=record.id)
+        status = JobStatus(
+            view.spec.id, view.key, tenant.name, view.namespace, view.status.phase,
+            reason="Duplicate" if duplicate else "Accepted", tasks=view.replicas, cause=record.id,
+        )  # fmt: skip
+        await self._publisher.publish([*hints, self._status(record, status)])
         metrics.INTAKE.labels(tenant.name, "duplicate" if duplicate else "accepted").inc()
 
     async def _may_have_more(self, tenant: TenantPolicy, namespace: str, name: str) -> bool:
@@ -150,21 +221,12 @@ class JobEvents:
             raise PassingFault(why(answer))
         return answer.ok
 
-    def _accepted(
-        self, record: Incoming, tenant: TenantPolicy, view: TrainingJobView, duplicate: bool
-    ) -> list[Outgoing]:
+    def _hints(self, record: Incoming, view: TrainingJobView) -> list[Outgoing]:
         known, seen = self._known()
-        out: list[Outgoing] = []
-        if not view.ended:
-            head, tasks = trainingjobs.expand(view, view.status.attempt, known)
-            traceparent = record.headers.get("traceparent", "")
-            hint = JobChanged(head, tuple(tasks), cause=record.id, traceparent=traceparent, seen=seen)
-            out += hint_records([hint], self._bus.partitions(TASKS.name))
-        status = JobStatus(
-            view.spec.id, view.key, tenant.name, view.namespace, view.status.phase,
-            reason="Duplicate" if duplicate else "Accepted", tasks=view.replicas, cause=record.id,
-        )  # fmt: skip
-        return [*out, self._status(record, status)]
+        head, tasks = trainingjobs.expand(view, view.status.attempt, known)
+        traceparent = record.headers.get("traceparent", "")
+        hint = JobChanged(head, tuple(tasks), cause=record.id, traceparent=traceparent, seen=seen)
+        return hint_records([hint], self._bus.partitions(TASKS.name))
 
     # -- cancel --------------------------------------------------------------------------------------------------------
 
@@ -191,13 +253,36 @@ class JobEvents:
 
     # -- what leaves ---------------------------------------------------------------------------------------------------
 
+    async def _reject_surely(
+        self, record: Incoming, tenant: TenantPolicy, rejected: Rejected, reason: str = "Rejected"
+    ) -> None:
+        """Whatever is in the event: what cannot be said with its own words is said without them. Raises BusUnavailable
+        only."""
+        try:
+            await self._reject(record, tenant, rejected, reason)
+            return
+        except BusUnavailable:
+            raise
+        except Exception:
+            log.exception("dead letter without the event's words", topic=record.topic, offset=record.offset)
+        letter = DeadLetter("could not be served", record.topic, record.partition, record.offset)
+        status = JobStatus("unreadable", "", tenant.name, "", Phase.REJECTED, reason=reason, message=letter.reason)
+        place = f"{record.topic}/{record.partition}/{record.offset}"
+        await self._publisher.publish(
+            [
+                Outgoing(DEAD_LETTERS.name, place, _encode(letter), EventType.DEAD_LETTER),
+                Outgoing(STATUS.name, place, _encode(status), EventType.STATUS, 0),
+            ]
+        )
+        metrics.INTAKE.labels(tenant.name, "dead-letter").inc()
+
     async def _reject(
         self, record: Incoming, tenant: TenantPolicy, rejected: Rejected, reason: str = "Rejected"
     ) -> None:
         """The dead letter is acknowledged before the offset is committed; without it the event stays."""
-        external = rejected.id or record.key or record.id
+        external = cut(rejected.id or record.key or record.id)
         status = JobStatus(
-            external, "", tenant.name, "", Phase.REJECTED, reason=reason, message=str(rejected)[:1000],
+            external, "", tenant.name, "", Phase.REJECTED, reason=reason, message=cut(str(rejected)),
             cause=record.id,
         )  # fmt: skip
         await self._publisher.publish(

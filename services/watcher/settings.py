@@ -30,9 +30,13 @@ class WatcherSettings(CommonSettings):
     queue_status_s: float = Field(default=60.0, ge=0.5, le=3600)
     #: The longest that a write to the API server may still land after it was given up.
     longest_write_s: float = Field(default=5.0, ge=0, le=60)
-    #: Job events served at once, and how many may be read ahead of the slowest.
+    #: Job events served at once, of all tenants; and how many of one tenant may be read ahead of the slowest.
     intake_width: int = Field(default=32, ge=1, le=1024)
     intake_ahead: int = Field(default=2000, ge=1, le=100_000)
+    #: Bytes of the job events that were read and are not finished, of all tenants.
+    intake_bytes: int = Field(default=64 * 1024 * 1024, ge=1024 * 1024, le=4 * 1024 * 1024 * 1024)
+    #: How long an event is tried that others do not share the fault of; then it is a dead letter.
+    intake_park_s: float = Field(default=300.0, gt=0, le=86_400)
     #: Limit of one request, told to the server too.
     write_timeout_s: float = Field(default=5.0, gt=0, le=5)
 

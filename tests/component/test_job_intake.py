@@ -42,12 +42,14 @@ def job(id: str = "train", **more: Any) -> dict[str, Any]:
 class Desk:
     """The intake of one replica, and everything it said so far."""
 
-    def __init__(self, *faults: Fault, tenant: TenantPolicy | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *faults: Fault, tenant: TenantPolicy | None = None, others: tuple[TenantPolicy, ...] = (), **settings: Any
+    ) -> None:
         self.tenant = tenant or TenantPolicy()
         self.cluster = EmbeddedCluster()
         self.kube = FaultyKube(self.cluster, *faults)
         self.bus = MemoryBus()
-        self.settings = WatcherSettings(longest_write_s=0, tenants=(self.tenant,), **settings)
+        self.settings = WatcherSettings(longest_write_s=0, tenants=(self.tenant, *others), **settings)
         self.stop = asyncio.Event()
         self.sent = 0
         self.said: list[Incoming] = []
@@ -68,11 +70,17 @@ class Desk:
             await asyncio.gather(running, return_exceptions=True)
 
     async def send(
-        self, said: object, *, key: str = "k", type: str = EventType.JOB_SUBMIT, partition: int | None = None
+        self,
+        said: object,
+        *,
+        key: str = "k",
+        type: str = EventType.JOB_SUBMIT,
+        partition: int | None = None,
+        topic: str = JOBS.name,
     ) -> None:
         self.sent += 1
         value = said if isinstance(said, bytes) else ENCODE(said)
-        await self.bus.publish([Outgoing(JOBS.name, key, value, type, partition, id=f"event-{self.sent}")])
+        await self.bus.publish([Outgoing(topic, key, value, type, partition, id=f"event-{self.sent}")])
 
     async def cancel(self, id: str, key: str = "k", partition: int | None = None) -> None:
         await self.send({"id": id}, key=key, type=EventType.JOB_CANCEL, partition=partition)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
+from libs.bus.pack import RECORD_BYTES, record_size
 from libs.bus.port import BusUnavailable, Outgoing
-from libs.contracts.events import NodeFact
+from libs.contracts.events import NodeFact, TasksBatch
 from libs.domain.jobs import JobHead, Task
 from libs.store.embedded import embedded_ledger
 from libs.testkit.builders import node
 from services.watcher.changes import Changes
-from services.watcher.emit import TASKS_IN_RECORD, Emitter, hint_records
+from services.watcher.emit import HINT_BYTES_MOST, Emitter, hint_records
 
 
 class Broker:
@@ -102,5 +105,21 @@ def test_a_gang_of_thousands_travels_in_records_that_the_topic_takes() -> None:
     hint = changes.hint(JobHead("gang/team/big", "team", "team", gang_min=2500))
     hint.tasks.update((str(n), Task(str(n), str(n), "team")) for n in range(2500))
     records = hint_records([hint.event("9")], 12)
-    assert len(records) == -(-2500 // TASKS_IN_RECORD)
     assert len({record.partition for record in records}) == 1
+    told = [t.id for r in records for h in msgspec.json.decode(r.value or b"", type=TasksBatch).items for t in h.tasks]
+    assert told == [str(n) for n in range(2500)]
+    assert max(record_size(record) for record in records) <= RECORD_BYTES
+
+
+async def test_hints_that_no_broker_takes_are_dropped_beyond_their_bytes() -> None:
+    broker = Broker()
+    broker.away = True
+    broker.open.set()
+    emit = await emitter(broker)
+    labels = {"app": "x" * 1_000_000}
+    for n in range(40):
+        changes = Changes()
+        changes.hint(JobHead(f"pod/team/p{n}", "team", "team")).tasks["t"] = Task("t", "t", "team", labels=labels)
+        await emit.report(changes, "1")
+    assert sum(record_size(record) for record in emit._hints) <= HINT_BYTES_MOST
+    assert emit._hints[-1].key == "pod/team/p39"
