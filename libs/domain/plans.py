@@ -68,11 +68,14 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     #: later.
     ends_s: int = 0
     together: bool = False
+    #: Its tasks yield to whoever room gathers for as soon as that one lacks no other: they may be lent such room.
+    yields: bool = False
 
 
 class EvictionPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Victims that make room for `assignments` of a waiting job. The commit marks the victims and creates one earmark
-    per assignment (its charge on its node), so that the room belongs to the beneficiary from the first moment."""
+    per assignment (its charge on its node), so that the room belongs to the beneficiary from the first moment. Without
+    assignments the victims are on room that gathers for the job already, and that goes back to it."""
 
     id: str
     job: str
@@ -91,6 +94,8 @@ class EvictionPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Above 0: nobody is evicted; the earmarks gather room as it comes free, for that many seconds at most. A queue has
     #: one such gatherer, the one of the lesser `place` in its line.
     gather_s: int = 0
-    #: Of a gatherer: it starts in so many seconds at the soonest; 0: not known.
+    #: Of a gatherer: it starts in so many seconds at the soonest; 0: not known. `since`: when it was decided, seconds
+    #: since the epoch: who starts on its devices later is there on loan.
     start_s: int = 0
+    since: float = 0.0
     place: tuple[int, int, float, str] = (1, 0, 0.0, "")

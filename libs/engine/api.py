@@ -24,6 +24,7 @@ from libs.engine.fair.shares import Shares
 from libs.engine.precision.table import GpuModel
 
 if TYPE_CHECKING:
+    from libs.engine.loans import Loans
     from libs.engine.mix import MixState
 
 
@@ -32,7 +33,8 @@ class PendingJob(msgspec.Struct, frozen=True):
     gang's minimum). `evicting`: victims of an earlier decision are still leaving; do not evict more. `held_roles`
     divides `held` among roles where the job has minima per role; without it the missing tasks of a role are all those
     pending. `holds` are ids of held tasks, for jobs that wish to be near each other: those not seen running yet are
-    where `assume` said."""
+    where `assume` said. Room gathers for it as `kept` says (node, charge), and it was to start at `kept_until` at the
+    soonest (seconds since the epoch, 0: unknown); `lent` is what is on loan from its queue."""
 
     head: JobHead
     tasks: tuple[Task, ...]
@@ -41,6 +43,9 @@ class PendingJob(msgspec.Struct, frozen=True):
     may_evict: bool = True
     held_roles: dict[str, int] = {}
     holds: tuple[str, ...] = ()
+    kept: tuple[tuple[str, Charge], ...] = ()
+    kept_until: float = 0.0
+    lent: Loans | None = None
 
 
 class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -124,6 +129,15 @@ class Reserved:
     placements: tuple[Placement, ...]
     start: Start
     yielding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowing:
+    """Of one task that may be evicted when the room is needed: it `saves` its work, so that this costs little; as those
+    before it ran it ends within `runs_s` seconds, in nine of ten cases (0: nobody knows)."""
+
+    saves: bool
+    runs_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +243,11 @@ class Engine(Protocol):
     def backfill(self, job: PendingJob, lenders: Sequence[str], now: float) -> tuple[Placement, ...]:
         """Where a job that fits nowhere fits into room that is kept for the `lenders` (job keys); none where it does
         not. Nothing is taken: whether they lend it is the ledger's to say."""
+        ...
+
+    def borrows(self, job: PendingJob, now: float) -> Borrowing | None:
+        """On what terms a job that waits may be on room that is kept for others; None where nobody could make it leave
+        again."""
         ...
 
     def longest_left(self, now: float, *, gpus: bool = True) -> float | None:

@@ -19,8 +19,9 @@ from libs.domain.usage import NodeUse, QueueUse
 from libs.domain.volumes import Claim
 from libs.engine.actions import ACTIONS
 from libs.engine.actions.owed import owed
+from libs.engine.actions.recall import borrows
 from libs.engine.actions.rights import by_models
-from libs.engine.api import Decision, EngineConfig, PendingJob, Placement, Reserved, RunningTask
+from libs.engine.api import Borrowing, Decision, EngineConfig, PendingJob, Placement, Reserved, RunningTask
 from libs.engine.ask import ask_key
 from libs.engine.capacity import Capacity
 from libs.engine.consolidate.plan import Limits
@@ -198,6 +199,10 @@ class PlacementEngine:
     def backfill(self, job: PendingJob, lenders: Sequence[str], now: float) -> tuple[Placement, ...]:
         self._session.now = now
         return backfill(self._session, job, lenders)
+
+    def borrows(self, job: PendingJob, now: float) -> Borrowing | None:
+        self._session.now = now
+        return borrows(self._session, job)
 
     def longest_left(self, now: float, *, gpus: bool = True) -> float | None:
         runs, longest = self._session.runs, 0.0

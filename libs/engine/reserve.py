@@ -21,6 +21,7 @@ from libs.domain.jobs import Task
 from libs.domain.resources import Charge
 from libs.engine import gang
 from libs.engine.actions.fill import fill
+from libs.engine.actions.recall import on_loan
 from libs.engine.actions.rights import Right
 from libs.engine.actions.room import least_of, rights_of
 from libs.engine.api import PendingJob, Placement, Reserved, RunningTask, Start
@@ -30,6 +31,8 @@ from libs.engine.session import Session
 from libs.engine.topology.evicting import choices
 
 LOOKED_AT: Final = 256
+#: Who is on loan leaves when that needs it.
+_RETURNS: Final = End(0.0, 0.0, 0.0, Basis.DECLARED)
 _LONGEST_S: Final = 86_400
 _SLACK_S: Final = 60.0
 
@@ -227,7 +230,7 @@ class _Nodes:
         use = snapshot.uses.get(state.name)
         if use is not None and any(key != self._job.head.key for key in use.earmarked):
             return
-        found = _on(self._session, self._view, row)
+        found = _on(self._session, self._job, self._view, row)
         if found is not None:
             heapq.heappush(self._rooms, found)
 
@@ -237,14 +240,19 @@ def _changed(nodes: Mapping[Feasibility, _Nodes], rows: Sequence[int]) -> None:
         known.changed(rows)
 
 
-def _on(session: Session, view: Feasibility, row: int) -> _Room | None:
+def _on(session: Session, job: PendingJob, view: Feasibility, row: int) -> _Room | None:
     """Who has to leave this node until the task fits, the earliest first."""
     real = session.snapshot.states[row]
     if real is None or (view.ask.count and real.shut):
         return None
     state, now = real.copy(), session.now
     there = [task for task in session.running.by_node.get(state.name, {}).values() if session.running.stays(task)]
-    ends = {task.uid: session.runs.end_of(task, now) for task in there}
+    ends = {
+        task.uid: _RETURNS._replace(at=now, low=now, high=now)
+        if job.lent is not None and on_loan(session, job, task)
+        else session.runs.end_of(task, now)
+        for task in there
+    }
     there.sort(key=lambda task: (ends[task.uid].high, -task.charge.gpu_milli, task.uid))
     leaving: list[RunningTask] = []
     for task in there:

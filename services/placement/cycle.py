@@ -15,6 +15,7 @@ import structlog
 
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
+from libs.engine.actions.recall import LENT
 from libs.engine.api import Decision, PendingJob, Placement, Reserved, Start
 from libs.engine.gang import minimum
 from libs.runtime.clock import Clock
@@ -33,7 +34,7 @@ from services.placement.decide import (
 )
 from services.placement.emit import Emitter
 from services.placement.jobs import Job
-from services.placement.reserve import LEND_SLACK_S, Reservations
+from services.placement.reserve import Reservations
 from services.placement.settings import PlacementSettings
 from services.placement.state import BUSY_S, State
 
@@ -198,7 +199,9 @@ class Cycle:
                     evictions.append(self._reserve(job, Reserved(decision.placements, Start()), tenure))
                     self._wait(job, _KEPT, now)
                 elif decision.victims:
-                    evictions.append(eviction_of(job, decision, self._grantable(decision), tenure))
+                    # Whoever is on room that is kept for the job gives it back by leaving.
+                    placements = () if decision.rule == LENT else self._grantable(decision)
+                    evictions.append(eviction_of(job, decision, placements, tenure))
                     job.verdict = EVICTING
                 elif decision.placements:
                     gang = len(decision.placements) > 1 and minimum(pending[decision.job]).together
@@ -242,13 +245,13 @@ class Cycle:
         await self._emitter.urgent.room()
 
     def _lent(self, job: Job, asked: PendingJob, decision: Decision) -> Plan | None:
-        """A plan for room that is kept for others, where the job says that it ends before they start."""
-        wall = self._clock.wall()
-        lenders = self._reservations.lenders(job, wall) if decision.verdict.kind is Kind.NOT_NOW else []
-        if not lenders or job.refusals:
+        """A plan for room that is kept for others, where the job ends before they start, or yields to them."""
+        wall, engine = self._clock.wall(), self._state.view.engine
+        if decision.verdict.kind is not Kind.NOT_NOW or job.refusals:
             return None
-        placements = self._state.view.engine.backfill(asked, lenders, wall)
-        if not placements:
+        loan = self._reservations.loan(job, lambda: engine.borrows(asked, wall), self._clock.monotonic(), wall)
+        placements = engine.backfill(asked, loan.lenders, wall) if loan is not None else ()
+        if loan is None or not placements or (loan.yields and not self._reservations.touches(loan, placements)):
             return None
         measures.RESERVATIONS.labels("lent").inc()
         return plan_of(
@@ -256,7 +259,8 @@ class Cycle:
             [self._granted(p) for p in placements],
             self._state.tenures[job.partition],
             gang=len(placements) > 1 and minimum(asked).together,
-            ends_s=job.head.expected_s + LEND_SLACK_S,
+            ends_s=loan.ends_s,
+            yields=loan.yields,
             first_use=self._state.view.first_use,
         )
 

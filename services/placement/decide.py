@@ -47,6 +47,7 @@ def plan_of(
     *,
     gang: bool,
     ends_s: int = 0,
+    yields: bool = False,
     first_use: Callable[[Task], tuple[str, ...]] = lambda _: (),
 ) -> Plan:
     """`first_use` names the volume claims of a task that wait for its first use."""
@@ -68,6 +69,7 @@ def plan_of(
         attempt=head.attempt,
         traceparent=job.traceparent,
         ends_s=ends_s,
+        yields=yields,
         together=head.gang_min > 1 or bool(head.role_min),
     )
 
@@ -101,11 +103,12 @@ def gather_of(
     place: tuple[int, int, float, str],
     gather_s: int,
     start_s: int = 0,
+    since: float = 0.0,
 ) -> EvictionPlan:
     """Nobody is evicted: the room is kept as it comes free."""
     decision = Decision(job.head.key, FITS, tuple(placements), rule="reservation")
     plan = eviction_of(job, decision, placements, tenure)
-    return msgspec.structs.replace(plan, place=place, gather_s=gather_s, start_s=start_s)
+    return msgspec.structs.replace(plan, place=place, gather_s=gather_s, start_s=start_s, since=since)
 
 
 def _assignments(
@@ -152,7 +155,8 @@ def signature(
     return (
         head.queue,
         head.priority,
-        head.expected_s.bit_length(),  # who runs shortly may be lent room
+        head.expected_s.bit_length(),  # who runs shortly may be lent room, and who saves its work
+        head.checkpoint_s > 0,
         head.preempts and may_evict,
         head.gang_min,
         held,

@@ -18,10 +18,11 @@ import msgspec
 from libs.contracts.events import JobChanged
 from libs.domain.jobs import JobHead, Task, opens
 from libs.domain.nodes import newer
-from libs.domain.resources import WHOLE
+from libs.domain.resources import WHOLE, Charge
 from libs.domain.verdicts import Verdict
 from libs.engine.api import PendingJob, Start
 from libs.engine.fair import NOTHING, Line, Place, Shares, asked, everything, models_of, place
+from libs.engine.loans import Loans
 from libs.engine.recent import Recent
 from libs.kube.trainingjobs import task_of
 from services.placement.attention import SLICES, Attention
@@ -55,13 +56,16 @@ class Evicting:
 
 @dataclass(slots=True)
 class Gathering:
-    """Room that is kept for the job as it comes free: earmarks `ids` on `nodes`, `until` (monotonic) at most."""
+    """Room that is kept for the job as it comes free: earmarks `ids` on `nodes`, `until` (monotonic) at most. `charges`
+    by node; `since`: seconds since the epoch, 0 where nobody knows."""
 
     plan: str
     ids: frozenset[str]
     nodes: frozenset[str]
     until: float
     start: Start
+    charges: tuple[tuple[str, Charge], ...] = ()
+    since: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +133,8 @@ class Pending:
         self.running: dict[str, set[str]] = {}
         #: uids of pods that make room for somebody: with members that are to go no gang is completed.
         self.marked: Set[str] = frozenset()
+        #: What is on loan, by the queue for whose jobs room was kept here.
+        self.loans: dict[str, Loans] = {}
         self.line: Line[str] = Line(Shares(lambda _: NOTHING))
         self.attention = attention or Attention()
         self.wall: Callable[[], float] = lambda: 0.0
@@ -390,6 +396,9 @@ class Pending:
             may_evict=may_evict,
             held_roles=self._held_roles(job) if job.head.role_min else {},
             holds=tuple(sorted(job.bound | job.claims.keys())) if job.bound or job.claims else (),
+            kept=job.gathering.charges if job.gathering is not None else (),
+            kept_until=job.gathering.start.low if job.gathering is not None else 0.0,
+            lent=self.loans.get(job.head.queue),
         )
 
     def _held_roles(self, job: Job) -> dict[str, int]:

@@ -9,18 +9,21 @@ longer there), when one that stands before it in the queue needs one, or at its 
 start where that is known, else `turn_s`, doubled at each turn of the job. After that the next in line has a turn before
 it comes again. So room is gathered for nobody for ever; and a head that waits for tasks of unknown length, at most L,
 on the nodes it needs is served within its own turns, together at most 3 max(L, turn_s), and as many turns of the next
-in line, together no longer than that. Pure: time is handed in.
+in line, together no longer than that.
+
+Meanwhile the room is lent, to who ends before the job can start, or yields to it (`loan`). Pure: time is handed in.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from libs.domain.plans import EvictionPlan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
-from libs.engine.api import Reserved, Start
+from libs.engine.api import Borrowing, Placement, Reserved, Start
 from libs.engine.fair import asked, models_of
 from libs.engine.reserve import lasts
 from services.placement import measures
@@ -47,6 +50,15 @@ _NOT_ROOM: Final = frozenset(
 )
 #: Whoever room is kept for could not take it.
 _NOT_READY: Final = frozenset({Reason.GANG_INCOMPLETE, Reason.GATED, Reason.POD_GROUP, Reason.UNSUPPORTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Room that is kept for the `lenders` (job keys), for a job that ends within `ends_s`, or that `yields` to them."""
+
+    lenders: tuple[str, ...]
+    ends_s: int = 0
+    yields: bool = False
 
 
 @dataclass(slots=True)
@@ -151,19 +163,51 @@ class Reservations:
         place = self._state.pending.place(job)
         start_s = max(0, math.floor(reserved.start.low - wall)) if reserved.start.low and wall else 0
         gather_s = lasts(reserved.start, wall, self._turn_s, job.turns)
-        return gather_of(job, reserved.placements, tenure, place=place, gather_s=gather_s, start_s=start_s)
+        return gather_of(job, reserved.placements, tenure, place=place, gather_s=gather_s, start_s=start_s,
+                         since=wall)  # fmt: skip
 
-    def lenders(self, job: Job, wall: float) -> list[str]:
-        """Jobs of ours for which room is kept and that start, at the soonest, when this one has ended."""
-        if not job.head.expected_s or job.gathering is not None:
-            return []
-        ends = wall + job.head.expected_s + LEND_SLACK_S
-        found = []
-        for key in self._state.gatherers.values():
-            lender = self._state.pending.jobs.get(key)
-            if lender is not None and lender.gathering is not None and lender.gathering.start.low >= ends:
-                found.append(key)
-        return found
+    def loan(self, job: Job, borrowing: Callable[[], Borrowing | None], now: float, wall: float) -> Loan | None:
+        """Whose room the job may be on. If it says when it ends: of jobs of ours that start after that at the soonest.
+        Else, where it can be made to leave (`borrowing`), of any that lacks more if it saves its work, or of those that
+        start when it is expected to have ended."""
+        if job.gathering is not None or not self._state.gatherers:
+            return None
+        waiting = (self._state.pending.jobs.get(key) for key in self._state.gatherers.values())
+        lenders = [one for one in waiting if one is not None and one.gathering is not None]
+
+        def starting(runs_s: float) -> tuple[str, ...]:
+            ends = wall + runs_s + LEND_SLACK_S
+            return tuple(o.head.key for o in lenders if o.gathering is not None and o.gathering.start.low >= ends)
+
+        declared = job.head.expected_s
+        if declared and (found := starting(declared)):
+            return Loan(found, declared + LEND_SLACK_S)
+        lenders = [one for one in lenders if not _starting(one, now) and self._lacks(one)]
+        terms = borrowing() if lenders else None
+        if terms is None:
+            return None
+        found = tuple(o.head.key for o in lenders) if terms.saves else starting(terms.runs_s) if terms.runs_s else ()
+        return Loan(found, yields=True) if found else None
+
+    def _lacks(self, job: Job) -> bool:
+        """Whether it waits for more than it has already: else it starts now."""
+        gathering = job.gathering
+        if gathering is None:
+            return False
+        aims = sum(charge.gpu_milli for _, charge in gathering.charges)
+        return self._state.view.earmarked_milli(job.head.key, gathering.nodes) < aims
+
+    def touches(self, loan: Loan, placements: Sequence[Placement]) -> bool:
+        """Whether each of them is on devices that are kept, so that it is known for a borrower."""
+        kept: dict[str, set[int]] = {}
+        for key in loan.lenders:
+            gathering = self._state.pending.jobs[key].gathering
+            for node, charge in gathering.charges if gathering is not None and gathering.since else ():
+                kept.setdefault(node, set()).update(grant.index for grant in charge.gpus)
+        return all(
+            any(grant.index in kept.get(placement.node, ()) for grant in placement.charge.gpus)
+            for placement in placements
+        )
 
     def accepted(self, job: Job, plan: EvictionPlan, start: Start, now: float) -> None:
         measures.RESERVATIONS.labels("made").inc()
@@ -190,6 +234,12 @@ class Reservations:
             if other is None or other.head.queue == job.head.queue:
                 del self._cooling[key]
         self._cooling[job.head.key] = now + _LONGEST_S
+
+
+def _starting(job: Job, now: float) -> bool:
+    """Whether others leave for it, or have just left: whoever came onto its room now would have to leave at once."""
+    leaving = job.verdict is not None and job.verdict.reason is Reason.EVICTING
+    return leaving or job.evicting is not None or job.settling or now < job.settles_at
 
 
 def _for_room(verdict: Verdict) -> bool:

@@ -11,6 +11,7 @@ from libs.contracts.events import PodFact
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.verdicts import Wake
 from libs.engine.api import Start
+from libs.engine.loans import Loans
 from services.placement.decide import Tenure
 from services.placement.jobs import Claim, Evicting, Gathering, Job, Pending
 from services.placement.view import View
@@ -216,7 +217,12 @@ class State:
         if before is not None:
             self.stop_gathering(before)
         ids, nodes = frozenset(a.claim for a in plan.assignments), frozenset(a.node for a in plan.assignments)
-        job.gathering = Gathering(plan.id, ids, nodes, now + plan.gather_s, start)
+        charges = tuple((a.node, a.charge) for a in plan.assignments)
+        job.gathering = Gathering(plan.id, ids, nodes, now + plan.gather_s, start, charges, plan.since)
+        loans = self.pending.loans.setdefault(job.head.queue, Loans())
+        loans.end(self.pending.wall())
+        if plan.since:
+            loans.keep(charges, plan.since)
         job.earmarks |= ids
         self.gatherers[job.head.queue] = job.head.key
         for node in nodes:
@@ -227,6 +233,7 @@ class State:
         gathering, job.gathering = job.gathering, None
         if gathering is None:
             return
+        self.pending.loans[job.head.queue].end(self.pending.wall())
         if self.gatherers.get(job.head.queue) == job.head.key:
             del self.gatherers[job.head.queue]
         waits_on = set(job.evicting.victims.values()) if job.evicting is not None else set()

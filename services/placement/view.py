@@ -326,6 +326,11 @@ class View:
             if known_queue is not None and _queue_freed(known_queue, queue):
                 self.news.queues.add(queue.path)
 
+    def earmarked_milli(self, job: str, nodes: Iterable[str]) -> int:
+        """Milli GPUs that are kept for a job there, and free."""
+        uses = [use for node in nodes if (use := self._uses.get(node)) is not None]
+        return sum(charge.gpu_milli for use in uses for charge in use.earmarked.get(job, ()))
+
     def restart_uses(self) -> None:
         """The ledger's data set is another one: forget all used room and feed a new engine what else is known."""
         learned = [(self.engine.learned(slot), slot) for slot in range(self._mix_slots)]

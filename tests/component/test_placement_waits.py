@@ -103,13 +103,15 @@ async def test_short_jobs_use_the_room_that_gathers_and_the_head_starts_as_if_th
             job = large(w, 1.0)
             for number in range(20):
                 at = 70.0 + number
-                w.comes(w.job(f"short{number}", 1, at=at, **({"expected_s": 20} if short else {})), at)
+                w.comes(
+                    w.job(f"short{number}", 1, at=at, **({"expected_s": 20} if short else {"preemptible": False})), at
+                )
             await w.play(400.0, done=lambda: job.head.key in w.started)
             passed = [key for key, at in w.started.items() if "short" in key and at < 190.0]
             return w.started[job.head.key], len(passed)
 
     alone, nobody = await played(short=False)
     beside, passed = await played(short=True)
-    assert nobody == 0, "who does not say how long it runs is lent nothing"
+    assert nobody == 0, "who neither says how long it runs nor may be evicted is lent nothing"
     assert passed >= 14
     assert beside <= alone + 1.0

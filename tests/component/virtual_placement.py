@@ -183,7 +183,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(*nodes: Node, **settings: Any) -> AsyncIterator[World]:
+async def world(*nodes: Node, made: type[World] = World, **settings: Any) -> AsyncIterator[World]:
     """Claims live as long as the test: no binder confirms them."""
     ledger, bus = embedded_ledger(planned_s=3600.0), MemoryBus()
     await bus.open()
@@ -193,11 +193,11 @@ async def world(*nodes: Node, **settings: Any) -> AsyncIterator[World]:
     await ledger.whole(1)
     await ledger.open()
     generation, epoch = (await ledger.state()).generation, (await ledger.take(0)).epoch
-    made = World(ledger, bus, nodes, generation, epoch, **settings)
-    made.position = (await ledger.dump()).position
-    sender = asyncio.create_task(made._emitter.urgent.run(), name="sender")
+    found = made(ledger, bus, nodes, generation, epoch, **settings)
+    found.position = (await ledger.dump()).position
+    sender = asyncio.create_task(found._emitter.urgent.run(), name="sender")
     try:
-        yield made
+        yield found
     finally:
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)

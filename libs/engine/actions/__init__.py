@@ -9,6 +9,7 @@ from libs.engine.actions.base import Action
 from libs.engine.actions.consolidate import consolidate
 from libs.engine.actions.expect import expect
 from libs.engine.actions.preempt import preempt
+from libs.engine.actions.recall import recall
 from libs.engine.actions.reclaim import reclaim
 from libs.engine.actions.service import service
 from libs.engine.actions.shrink import shrink
@@ -16,6 +17,7 @@ from libs.engine.actions.shrink import shrink
 ACTIONS: Final[tuple[Action, ...]] = (
     allocate,
     expect,
+    recall,
     consolidate,
     shrink,
     reclaim,

@@ -49,6 +49,8 @@ ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
     "two-level": lambda _: two_levels(),
     "services": lambda _: Services(LittleService()),
     "services-by-age": lambda _: Services(None),
+    "services-by-age-lending": lambda _: Services(None, lends=True),
+    "services-lending": lambda _: Services(LittleService(), lends=True),
     "sjf": lambda _: Shortest(),
     "srtf": lambda _: ShortestRemaining(),
 }

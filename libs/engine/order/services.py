@@ -11,10 +11,12 @@ from libs.engine.order.base import Order
 
 
 class Services(Order):
-    """With `little`, the services' default, attained service counts; without, jobs go by age."""
+    """With `little`, the services' default, attained service counts; without, jobs go by age. `lends`: room that is
+    kept for one job is lent to others meanwhile."""
 
     by_tenant = True
 
-    def __init__(self, little: LittleService | None) -> None:
+    def __init__(self, little: LittleService | None, *, lends: bool = False) -> None:
         self.little = little
-        self.name = "services-by-age" if little is None else "services"
+        self.lends = lends
+        self.name = ("services-by-age" if little is None else "services") + ("-lending" if lends else "")

@@ -12,6 +12,7 @@ from libs.sim.errors import SimulationError
 from libs.sim.parallel import in_order
 from libs.sim.queue.cluster import WHOLE, Cluster
 from libs.sim.queue.figures import Result
+from libs.sim.queue.lending import LendingLoop
 from libs.sim.queue.loop import Costs, QueueLoop
 from libs.sim.queue.services import ServicesLoop
 from libs.sim.queue.trace import TraceJob
@@ -87,7 +88,8 @@ def _loop(setup: Setup, nodes: int, jobs: Sequence[TraceJob]) -> QueueLoop:
     order = ORDERS[setup.policy](scene)
     cluster = Cluster(nodes, setup.gpus_per_node, setup.spread)
     if isinstance(order, Services):
-        return ServicesLoop(cluster, order, setup.costs, jobs, deserved)
+        loop = LendingLoop if order.lends else ServicesLoop
+        return loop(cluster, order, setup.costs, jobs, deserved)
     return QueueLoop(cluster, order, setup.costs, jobs)
 
 

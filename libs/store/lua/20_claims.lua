@@ -145,13 +145,14 @@ local function shift(u, n, id, e, g, sign)
   put_work(u, 'e:' .. id, e)
 end
 
--- Gatherers on the node that start only after the plan's tasks have ended lend what the charge lacks; nobody else does.
--- When the claim or its task ends, the room goes back by `top_up`.
+-- Gatherers on the node that start only after the plan's tasks have ended lend what the charge lacks, and any gatherer
+-- does to tasks that yield to it; nobody else does. When the claim or its task ends, the room goes back by `top_up`.
 local function lend(u, n, c, plan)
   local s, use, lent = n.spec, n.use, {}
   for _, x in ipairs(earmarks(u, n)) do
     local e = x.e
-    if e.s and e.j ~= plan.job and u.now + plan.ends_s * 1000 <= e.s then
+    local ends = plan.ends_s or 0
+    if e.j ~= plan.job and ((plan.yields and e.ga) or (ends > 0 and e.s and u.now + ends * 1000 <= e.s)) then
       local H = e.H
       local g = {
         cpu = min(H.cpu or 0, max(0, use.cpu + (c.cpu or 0) - s.c)),
@@ -200,7 +201,7 @@ local function try(u, plan, a, tombs)
   mark_models(n, c)
   local why = short(n, c)
   local lent
-  if why == 'capacity' and n.use.em and (plan.ends_s or 0) > 0 then
+  if why == 'capacity' and n.use.em and (plan.yields or (plan.ends_s or 0) > 0) then
     lent = lend(u, n, c, plan)
     why = short(n, c)
   end

@@ -6,7 +6,10 @@
 -- for it; what the victims still hold under the same ancestor is credited in that one check. So a queue can stand over
 -- its limit by no more than what marked victims below it still hold, and what its gatherers aim at.
 --
--- e:<earmark>  {p = plan, j = job, n = node, q = queue, t = task, r = role, T = charge aimed at, H = charge held}
+-- A plan may have no assignments: its victims are on room that gathers for the job, which goes back to that as they leave.
+--
+-- e:<earmark>  {p = plan, j = job, n = node, q = queue, t = task, r = role, T = charge aimed at, H = charge held,
+--               ga = gathers}
 -- v:<plan>     {j = job, q = queue, pt = partition, ears = {...}, left = {uid...}, cap = latest deadline}
 -- Deadline: cap until the last victim has left, then its departure plus slack, never beyond cap.
 --
@@ -14,7 +17,7 @@
 -- as room comes free until the cap. Limits of its queue are not asked: what it aims at counts as used at once, so that
 -- others of the queue are refused until it starts, which is checked like any commit. A queue has one gatherer: g:<queue> {p = plan, j = job, r = its place in line}; one
 -- of a lesser place takes over. One that tells when it starts at the soonest (s) lends what it holds to claims of plans
--- that say that they end before. Nodes on which another job has earmarks already are refused, so that no two wait for
+-- that say that they end before, and any does to claims of plans that yield. Nodes on which another job has earmarks already are refused, so that no two wait for
 -- the same devices.
 
 function unlist_earmark(u, n, id)
@@ -250,7 +253,8 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
       for k, g in ipairs(a.charge.gpus) do H.gpus[k] = {g[1], 0, 0} end
     end
     put_work(u, 'e:' .. a.claim, {p = plan.id, j = plan.job, n = a.node, q = plan.queue, t = a.task, r = a.role,
-      T = a.charge, H = H, s = gather and (plan.start_s or 0) > 0 and u.now + plan.start_s * 1000 or nil})
+      T = a.charge, H = H, ga = gather or nil,
+      s = gather and (plan.start_s or 0) > 0 and u.now + plan.start_s * 1000 or nil})
     ears[i] = a.claim
     local n = node(u, a.node)
     n.use.em = n.use.em or {}
@@ -265,7 +269,7 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
   u.due['v:' .. plan.id] = (gather or #left > 0) and cap or min(cap, u.now + slack_ms)
   out_part(u, plan.partition, 'v:' .. plan.id, u.rev + 1)
   settle(u)
-  res.taken = ears
+  if #ears > 0 then res.taken = ears end
   return res
 end
 

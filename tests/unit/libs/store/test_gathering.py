@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from libs.domain.plans import EvictionPlan
+from libs.domain.plans import EvictionPlan, Victim
 from libs.domain.queues import Queue
 from libs.store.embedded import embedded_ledger
 from libs.store.port import Refusal
@@ -149,3 +149,48 @@ async def test_a_gang_of_which_one_member_is_not_lent_room_borrows_nothing(scene
     nodes, queues = await scene.use()
     assert (nodes["n1"].gpus, nodes["n1"].earmarked) == (before[0]["n1"].gpus, before[0]["n1"].earmarked)
     assert queues["q"].gpu_milli == before[1]["q"].gpu_milli
+
+
+async def test_any_gatherer_lends_to_who_yields_and_has_the_room_back_when_that_one_was_evicted(scene: Scene) -> None:
+    await scene.running("a", 0)
+    large = gatherer(scene, "g")  # nobody knows when it starts
+    assert (await scene.ledger.commit_evictions([large]))[0].taken
+    silent, yields = scene.plan("s", ("s-0", 1)), msgspec.structs.replace(scene.plan("k", ("k-0", 1)), yields=True)
+    answers = await scene.ledger.commit([silent, yields])
+    assert [(a.taken, a.refused) for a in answers] == [((), {"s.0": Refusal.EARMARKED}), (("k.0",), {})]
+    await scene.ledger.begin([yields])
+    await scene.ledger.confirm({"k.0": "k-0"}, scene.generation)
+    await scene.ledger.tasks_gone(["a"], TERM)
+    early = msgspec.structs.replace(scene.plan("y", ("g-0", 0), job="job-g"), assignments=large.assignments)
+    assert (await scene.ledger.commit([early]))[0].refused == {"g.0": Refusal.CAPACITY}
+    recall = msgspec.structs.replace(
+        large, id="r", victims=(Victim("k-0", "k", "d", "n1", yields.job, 0),), assignments=(), gather_s=0, rule="lent"
+    )
+    (answer,) = await scene.ledger.commit_evictions([recall])
+    assert (answer.taken, answer.refused) == ((), {})
+    assert not await scene.ledger.begin_evict(recall)
+    (again,) = await scene.ledger.commit_evictions([msgspec.structs.replace(recall, id="r2")])
+    assert again.refused == {"k-0": Refusal.VICTIM_MARKED}, "it leaves once"
+    await scene.ledger.tasks_gone(["k-0"], TERM)
+    (thief,) = await scene.ledger.commit([scene.plan("t", ("t-0", 1))])
+    assert thief.refused == {"t.0": Refusal.EARMARKED}, "it came back to whom it was kept for"
+    assert (await scene.ledger.commit([early]))[0].taken == ("g.0",)
+    nodes, _ = await scene.use()
+    assert (nodes["n1"].gpus, nodes["n1"].pods) == (((1000, 8000), (1000, 8000)), 1)
+    await scene.ledger.expire()
+    assert (await scene.ledger.take(0)).evictions == (), "nothing is left of the eviction"
+
+
+async def test_room_of_marked_victims_is_lent_to_nobody(scene: Scene) -> None:
+    await scene.running("a", 0)
+    await scene.running("b", 1)
+    p = scene.plan("p", ("p-0", 0), job="job-p")
+    plan = EvictionPlan(
+        id=p.id, job=p.job, job_uid="", namespace="d", queue="q", partition=0, epoch=p.epoch, generation=p.generation,
+        priority=0, victims=tuple(Victim(uid, uid, "d", "n1", "low", 0) for uid in "ab"),
+        assignments=(msgspec.structs.replace(p.assignments[0], charge=gpus(0, 1)),),
+    )  # fmt: skip
+    assert (await scene.ledger.commit_evictions([plan]))[0].taken
+    await scene.ledger.tasks_gone(["a"], TERM)
+    (answer,) = await scene.ledger.commit([msgspec.structs.replace(scene.plan("k", ("k-0", 0)), yields=True)])
+    assert answer.refused == {"k.0": Refusal.EARMARKED}
