@@ -104,6 +104,12 @@ class NodeState:
         other.mib = list(self.mib)
         return other
 
+    def look(self) -> tuple[int, ...]:
+        """Equal for nodes on which every task fits equally well, and that every formula over a node's capacity and room
+        values alike, where both take another pod."""
+        blocked = () if self.usable == self.exists else self.usable
+        return (self.kind, self.cpu, self.mem, self.gpu_free, bool(self.shut), *self.milli, *self.mib, *blocked)
+
     def is_idle(self, index: int) -> bool:
         return self.usable[index] and self.milli[index] == WHOLE and self.mib[index] == self.dev_mib[index]
 

@@ -20,7 +20,7 @@ from libs.domain.resources import WHOLE
 from libs.domain.verdicts import LASTING, Reason
 from libs.engine.ask import Ask
 from libs.engine.columns import Bools, Columns, Ints
-from libs.engine.matrix import row_minima
+from libs.engine.matrix import row_any, row_minima
 from libs.engine.rules.match import node_matches
 from libs.engine.snapshot import Snapshot
 
@@ -174,21 +174,32 @@ def device_fit(snapshot: Snapshot, columns: Columns, ask: Ask) -> tuple[Bools, I
         idle = columns.usable & (columns.milli == WHOLE) & (columns.mib == columns.dev_mib)
         fit = (idle & eligible(snapshot, columns, ask)).sum(axis=1) >= ask.count
         return fit, np.zeros(len(columns.cpu), np.int64)
-    devices = columns.usable
-    if ask.models:
-        devices = devices & eligible(snapshot, columns, ask)
+    asked, fits = share_fit(snapshot, columns, ask)
+    # More than a whole device may look free, where room was given back twice.
+    tightest = np.minimum(row_minima(np.where(fits, columns.milli - asked, WHOLE + 1)), WHOLE + 1)
+    return row_any(fits) if ask.count == 1 else fits.sum(axis=1) >= ask.count, tightest
+
+
+def share_fit(snapshot: Snapshot, columns: Columns, ask: Ask) -> tuple[Ints | int, Bools]:
+    """(milli that one share of the task takes of each device, devices on which it fits). Worked out once for a copy of
+    some rows: fitting and scoring both ask for it."""
+    if columns.shares is not None and ask in columns.shares:
+        return columns.shares[ask]
+    asked: Ints | int = ask.milli
     if ask.milli:
-        left = columns.milli - ask.milli
-        # The last comparison is MiB >= milli x device // WHOLE without its division, which is slow on matrices.
-        fits = devices & (left >= 0) & (columns.mib * WHOLE + (WHOLE - 1) >= ask.milli * columns.dev_mib)
+        # This is MiB >= milli x device // WHOLE without its division, which is slow on matrices.
+        fits = columns.mib * WHOLE + (WHOLE - 1) >= ask.milli * columns.dev_mib
     else:
         size = columns.dev_mib
-        left = columns.milli - np.where(size > 0, ask.mib * WHOLE // np.maximum(size, 1), WHOLE)
-        fits = devices & (left >= 0) & (columns.mib >= ask.mib)
-    tightest = row_minima(np.where(fits, left, WHOLE + 1))
-    if ask.count == 1:
-        return tightest <= WHOLE, tightest
-    return fits.sum(axis=1) >= ask.count, tightest
+        asked = np.where(size > 0, ask.mib * WHOLE // np.maximum(size, 1), WHOLE)
+        fits = columns.mib >= ask.mib
+    fits &= columns.milli >= asked
+    fits &= columns.usable
+    if ask.models:
+        fits &= eligible(snapshot, columns, ask)
+    if columns.shares is not None:
+        columns.shares[ask] = asked, fits
+    return asked, fits
 
 
 def dynamic_codes(snapshot: Snapshot, ask: Ask, codes: Ints) -> Ints:

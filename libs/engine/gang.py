@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 from libs.domain.jobs import GATES, Task
 from libs.domain.verdicts import Kind, Verdict
@@ -35,11 +36,14 @@ class Minimum:
         return all(placed[role] >= need for role, need in self.roles.items())
 
 
+ALONE: Final = Minimum(1, {})
+
+
 def minimum(job: PendingJob) -> Minimum:
     """What is still missing to the job's minima, given what it holds."""
     head = job.head
     if head.gang_min <= 1 and not head.role_min:
-        return Minimum(1, {})
+        return ALONE
     roles: dict[str, int] = {}
     if head.role_min:
         pending = Counter(task.role for task in job.tasks)
@@ -78,7 +82,7 @@ def order(tasks: list[Task], need: Minimum, large_first: bool = True) -> list[Ta
     return first + rest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Door:
     """`usable` can be placed at all; `barred` says why others cannot; `refused` ends the decision here."""
 

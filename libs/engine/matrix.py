@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from libs.engine.columns import Ints
+from libs.engine.columns import Bools, Ints
 
 
 def row_sums(matrix: Ints) -> Ints:
@@ -28,5 +28,15 @@ def row_minima(matrix: Ints) -> Ints:
     while width > 1:
         half = (width + 1) // 2
         matrix = np.minimum(matrix[:, :half], matrix[:, width - half :])
+        width = half
+    return matrix[:, 0]
+
+
+def row_any(matrix: Bools) -> Bools:
+    """By halves. The matrix has a column at least."""
+    width = matrix.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        matrix = matrix[:, :half] | matrix[:, width - half :]
         width = half
     return matrix[:, 0]

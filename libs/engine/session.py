@@ -66,8 +66,8 @@ class Session:
         self._draws = any(policy.draws for policy, _ in self.policies)
         self._fits = FITS
         self._fits_at: tuple[int, ...] | None = None
-        #: Who was asked for last stands last.
         self._classes: dict[AskKey, Feasibility] = {}
+        self._asked = 0
         self._taken: dict[int, list[tuple[Charge, int]]] = {}
         self._given: set[int] = set()
         self._placed: set[str] = set()
@@ -91,10 +91,11 @@ class Session:
     def feasible(self, task: Task) -> Feasibility:
         """The up-to-date feasibility of the task's class."""
         key = ask_key(task, self.book.speaking_of(task))
-        found = self._classes.pop(key, None)
+        found = self._classes.get(key)
         if found is None:
             if len(self._classes) >= CLASSES:
-                del self._classes[next(iter(self._classes))]
+                classes = self._classes
+                del classes[min(classes, key=lambda key: classes[key].asked)]
             ask = Ask(key, self.table)
             self.declares = self.declares or bool(ask.gpu.precision)
             policies = self.policies if ask.gpu.precision else self._plain
@@ -102,7 +103,9 @@ class Session:
                 found = Feasibility(self.snapshot, ask, policies)
             else:
                 found = RuledFeasibility(self.snapshot, ask, policies, self.book)
-        self._classes[key] = found
+            self._classes[key] = found
+        self._asked += 1
+        found.asked = self._asked
         found.refresh()
         return found if self.regions is None else self._within(found, task)
 

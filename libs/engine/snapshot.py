@@ -14,10 +14,11 @@ from typing import Final
 import numpy as np
 
 from libs.domain.nodes import Node, Taint
-from libs.domain.resources import Charge
+from libs.domain.resources import WHOLE, Charge
 from libs.domain.usage import NodeUse
 from libs.engine.columns import Bools, Columns, Ints
 from libs.engine.devices import NodeState
+from libs.engine.looks import Looks
 
 #: Changes that a log may hold beyond four per node.
 LOG: Final = 16_384
@@ -38,8 +39,10 @@ class Snapshot:
         #: Free milli GPU of all nodes.
         self.gpu_free = 0
         self._free_rows: list[int] = []
+        self._looks = Looks()
         self._total = (0, 0, 0)
-        self._total_at = (-1, -1, -1)
+        self._total_at = self._models_at = (-1, -1, -1)
+        self._total_of_models: dict[str, int] = {}
         self._stale: set[int] = set()
         self._stale_spec: set[int] = set()
         self._columns = Columns()
@@ -185,6 +188,7 @@ class Snapshot:
         self.version += 1
         self.changes.append(row)
         self._stale.add(row)
+        self._looks.changed(row)
 
     def touched_spec(self, row: int) -> None:
         self.spec_changes.append(row)
@@ -197,6 +201,23 @@ class Snapshot:
             self.changes.clear()
             self.spec_changes.clear()
             self.shape += 1
+        if self._looks.trim(len(self.states)):
+            self._stale.update(range(len(self.states)))
+
+    # -- looks ------------------------------------------------------------------------------------------------------
+    def looks(self) -> list[int]:
+        """Which nodes look alike: a number for each row (see `looks.Looks`), up to date."""
+        return self._looks.follow(self.states)
+
+    @property
+    def look_count(self) -> int:
+        """Looks are less than this."""
+        return self._looks.count
+
+    @property
+    def look_generation(self) -> int:
+        """Grows when looks are numbered anew."""
+        return self._looks.generation
 
     # -- vectors ----------------------------------------------------------------------------------------------------
     def columns(self) -> Columns:
@@ -205,8 +226,9 @@ class Snapshot:
             self._flush_spec()
         columns = self._columns
         if self._stale:
-            width = self._width
+            width, looks = self._width, self.looks()
             for row in self._stale:
+                columns.look[row] = looks[row]
                 state = self.states[row]
                 if state is None:
                     continue
@@ -235,6 +257,17 @@ class Snapshot:
             self._total = (int(columns.gpu_cap.sum()), int(columns.cap_cpu.sum()), int(columns.cap_mem.sum()))
             self._total_at = at
         return self._total
+
+    def total_of_models(self) -> dict[str, int]:
+        """Milli GPUs of all nodes, by model, as far as nodes name one."""
+        at = (self.shape, len(self.spec_changes), len(self.states))
+        if self._models_at != at:
+            columns = self.columns()
+            at = (self.shape, len(self.spec_changes), len(self.states))
+            counts = np.bincount(columns.model[columns.exists], minlength=len(self._models)).tolist()
+            self._total_of_models = {m: counts[code] * WHOLE for m, code in self._models.items() if m and counts[code]}
+            self._models_at = at
+        return self._total_of_models
 
     def model_codes(self, models: Container[str]) -> list[int]:
         """Of the models seen so far that are among these."""
@@ -310,8 +343,7 @@ class Snapshot:
     def _grow(self, rows: int, width: int) -> None:
         capacity = max(rows, self._capacity) if rows <= self._capacity else max(rows, 2 * self._capacity)
         columns = Columns()
-        for name in Columns.SINGLE:
-            setattr(columns, name, np.zeros(capacity, np.int64))
+        columns.hold(np.zeros((len(Columns.SINGLE), capacity), np.int64))
         for name in ("milli", "mib", "dev_mib", "model"):
             setattr(columns, name, np.zeros((capacity, width), np.int64))
         for name in ("usable", "exists"):

@@ -17,7 +17,7 @@ from libs.engine.running import RunningBook
 from libs.engine.snapshot import Snapshot
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """Room of a node given to a task, charged to the queue chain. `pod` is what other pods' rules see of it."""
 
@@ -27,7 +27,7 @@ class Taken:
     pod: Placed | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Freed:
     """Room given back for the time of the decision: a victim's, or an earmark of the very job being decided (then its
     queue charge too)."""

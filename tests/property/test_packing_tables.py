@@ -57,12 +57,11 @@ def test_look_ups_give_what_the_definition_gives(
     snapshot = snapshot_of(rows)
     kinds = Kinds(snapshot, mix)
     usable = Usable(kinds, [Share(shape, weight) for shape, weight in mix.items()])
-    together = usable.of_many(snapshot.columns())
     for at, (model, _, cpu, _) in enumerate(rows):
         state = snapshot.states[at]
         assert state is not None
         by_definition = sum(defined(shape, weight, model, cpu, state.milli) for shape, weight in mix.items())
-        assert usable.of(state) == by_definition == together[at]
+        assert usable.of(state) == by_definition
     _, reach = kinds.reach(snapshot.columns(), [Share(shape, 1) for shape in mix])
     for shape, found in zip(mix, reach, strict=True):
         everywhere = [
@@ -93,12 +92,11 @@ def test_counted_by_places_a_node_is_worth_what_fits_side_by_side(
     snapshot = snapshot_of(rows)
     kinds = Kinds(snapshot, mix, places=True)
     usable = Usable(kinds, [Share(shape, weight) for shape, weight in mix.items()])
-    together = usable.of_many(snapshot.columns())
     for at, (model, _, cpu, _) in enumerate(rows):
         state = snapshot.states[at]
         assert state is not None
         worth = sum(side_by_side(shape, weight, model, cpu, state.milli) for shape, weight in mix.items())
-        assert usable.of(state) == worth == together[at]
+        assert usable.of(state) == worth
     _, reach = kinds.reach(snapshot.columns(), [Share(shape, 1) for shape in mix])
     for shape, found in zip(mix, reach, strict=True):
         everywhere = [
@@ -117,7 +115,7 @@ def test_counted_by_places_a_node_is_worth_what_fits_side_by_side(
     st.integers(0, 8_000),
     st.sampled_from([(0, 0), (1, 0), (1, 300), (1, 500), (2, 0), (2, 300)]),
 )
-def test_the_value_afterwards_is_that_of_the_best_devices(
+def test_what_is_lost_is_what_the_best_devices_lose(
     row: tuple[str, int, int, list[int]], mix: dict[Shape, int], places: bool, cpu: int, gpu: tuple[int, int]
 ) -> None:
     snapshot = snapshot_of([row])
@@ -127,8 +125,8 @@ def test_the_value_afterwards_is_that_of_the_best_devices(
     ask = Ask(ask_key(structs.replace(task("t"), request=Request(cpu, 0, GpuRequest(*gpu)))))
     if state.tight(ask) < 0:
         return
-    told = usable.after(state, ask)
-    assert told == usable.after_many(snapshot.columns(), ask)[0]
+    told = usable.of(state) + usable.lost(state, ask)
+    assert usable.lost(state, ask) == usable.lost_many(snapshot.columns(), ask)[0]
     chosen = usable.devices(state, ask) if ask.share else [i for i in state.index if state.is_idle(i)][: ask.count]
     values = [chosen]
     if ask.count == 1:

@@ -13,6 +13,7 @@ from libs.engine.api import EngineConfig, PendingJob
 from libs.engine.core import PlacementEngine
 from libs.engine.precision.table import default_table
 from libs.testkit.builders import ClusterBuilder, cluster, pod
+from libs.testkit.scored import alone
 
 laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -64,9 +65,9 @@ def test_one_node_and_many_are_scored_alike_after_any_jobs(
     for job in jobs:
         view = engine._session.feasible(job.tasks[0])
         rows = range(len(facts.nodes))
-        assert view.keys[: len(rows)].tolist() == [view._key(row) for row in rows]
+        assert view.keys[: len(rows)].tolist() == alone(view)
         view._rebuild()
-        assert view.keys[: len(rows)].tolist() == [view._key(row) for row in rows]
+        assert view.keys[: len(rows)].tolist() == alone(view)
 
 
 @laws

@@ -62,8 +62,8 @@ class Policy(Protocol):
         ...
 
     @property
-    def by_room(self) -> bool:
-        """Whether nodes with equal facts and nothing on them score the same, so that one is scored for all."""
+    def by_look(self) -> bool:
+        """Whether nodes that look alike (`looks`) score the same, so that one is scored for all."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class Base:
     name = ""
     ceiling = 100
     draws = False
-    by_room = True
+    by_look = True
     declared_only = False
 
     def __init__(self, around: Surroundings) -> None:

@@ -14,6 +14,7 @@ from libs.engine.policies.best_fit import MAX_GPU
 
 class Clustering(Base):
     name = "clustering"
+    by_look = False
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
         if not ask.count:

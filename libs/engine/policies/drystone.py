@@ -116,9 +116,8 @@ class Drystone(Base):
         return found
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
-        tables, gpu_cap = self._tables, node.gpu_cap
-        usable = tables.usable
-        score = self.ceiling + ((usable.after(node, ask) - tables.worth(node)) >> _SHIFT)
+        usable, gpu_cap = self._tables.usable, node.gpu_cap
+        score = self.ceiling + (usable.lost(node, ask) >> _SHIFT)
         if gpu_cap:
             gpu = node.gpu_free - (usable.asked(ask, node.codes[node.index[0]]) if ask.mib else ask.gpu_milli)
             score -= _imbalance(node.cpu - ask.cpu, node.cap_cpu or 1, gpu, gpu_cap)
@@ -126,7 +125,7 @@ class Drystone(Base):
 
     def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:  # noqa: ARG002
         usable = self._tables.usable
-        lost = usable.after_many(nodes, ask) - self._tables.worth_many(nodes)
+        lost = usable.lost_many(nodes, ask)
         gpu = nodes.gpu_free - usable.asked_many(ask, nodes.main)
         off = _imbalance(nodes.cpu - ask.cpu, np.maximum(nodes.cap_cpu, 1), gpu, np.maximum(nodes.gpu_cap, 1))
         off = np.where(nodes.gpu_cap > 0, off, 0)

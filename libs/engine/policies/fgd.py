@@ -42,11 +42,11 @@ class Fgd(Base):
         return self._tables.epoch()
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
-        gain = self._tables.usable.after(node, ask) - self._tables.worth(node) + ask.gpu_milli * ONE
+        gain = self._tables.usable.lost(node, ask) + ask.gpu_milli * ONE
         return bisect_right(_STEPS, gain)
 
     def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints:  # noqa: ARG002
-        gain = self._tables.usable.after_many(nodes, ask) - self._tables.worth_many(nodes) + ask.gpu_milli * ONE
+        gain = self._tables.usable.lost_many(nodes, ask) + ask.gpu_milli * ONE
         return np.searchsorted(_STEP_ARRAY, gain, side="right")
 
     def choose(self, node: NodeState, ask: Ask) -> tuple[GpuGrant, ...] | None:

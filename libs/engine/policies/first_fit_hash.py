@@ -16,7 +16,7 @@ from libs.engine.policies.base import Base, Surroundings, first_devices
 class FirstFitHash(Base):
     name = "first-fit-hash"
     ceiling = (1 << 20) - 1
-    by_room = False
+    by_look = False
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)

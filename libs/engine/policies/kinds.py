@@ -13,13 +13,14 @@ are alike, and no task without GPUs beside them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Container, Iterable
-from typing import Final, NamedTuple, cast
+from collections.abc import Iterable
+from itertools import chain
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from libs.domain.resources import WHOLE
-from libs.engine.columns import Bools, Columns, Ints
+from libs.engine.columns import Columns, Ints
 from libs.engine.mix import Shape, Share
 from libs.engine.snapshot import Snapshot
 
@@ -53,6 +54,7 @@ class Kinds:
     def __init__(self, snapshot: Snapshot, shapes: Iterable[Shape], places: bool = False) -> None:
         columns = snapshot.columns()
         names = snapshot.model_names()
+        self.snapshot = snapshot
         #: Codes of models are less than this; this one means any.
         self.models = len(names)
         self.width = columns.milli.shape[1]
@@ -60,8 +62,10 @@ class Kinds:
         self._codes = {name: code for code, name in enumerate(names)}
         #: The largest device of each model, MiB.
         self.sizes: Ints = np.zeros(self.models, np.int64)
-        for code in range(self.models):
-            self.sizes[code] = int((columns.dev_mib * (columns.model == code)).max(initial=0))
+        there = np.flatnonzero(snapshot.alive)
+        one_of_each = np.zeros(snapshot.kind_count, np.int64)
+        one_of_each[columns.kind[there]] = there
+        np.maximum.at(self.sizes, columns.model[one_of_each], columns.dev_mib[one_of_each])
         self._sizes: list[int] = self.sizes.tolist()
         kept = [shape for shape in shapes if 0 < shape.gpus <= self.width]
         wholes = [shape for shape in kept if self._is_whole(shape)]
@@ -73,30 +77,30 @@ class Kinds:
         #: Thresholds of CPU; a node's level is how many of them it reaches.
         self.levels = sorted({*self._for_parts, *for_wholes})
         self.depth = len(self.levels) + 1
-        # By milli CPU, up to the highest threshold, the level; before that, what less than nothing reaches.
+        #: By milli CPU and one, up to the highest threshold, the level: looked up, since searching takes longer.
         ends = [-1, *self.levels, (self.levels or [0])[-1] + 1]
-        self._reached = np.repeat(np.arange(self.depth, dtype=np.int16), np.diff(ends))
+        self.reached: Ints = np.repeat(np.arange(self.depth, dtype=np.int64), np.diff(ends))
         #: Of every level, how many thresholds of tasks that take parts of devices it reaches.
         self.part_level: Ints = np.searchsorted(self._for_parts, [-1, *self.levels], side="right")
         self.part_depth = len(self._for_parts) + 1
-        self.parts = {shape: list(self._parts(shape)) for shape in kept if not self._is_whole(shape)}
-        self.steps = {shape: list(self._steps(shape)) for shape in wholes}
-        self.amounts = sorted({part.amount for parts in self.parts.values() for part in parts})
+        self._order = {shape: at for at, shape in enumerate(dict.fromkeys(kept))}
+        #: Of all shapes, one after the other: the shape's place in `weights`, and the fields of a `Part` or a `Step`.
+        self.parts = _flat(
+            ((at, *p) for shape, at in self._order.items() if not self._is_whole(shape) for p in self._parts(shape)), 4
+        )
+        self.steps = _flat(
+            ((at, *s) for shape, at in self._order.items() if self._is_whole(shape) for s in self._steps(shape)), 5
+        )
+        self.amounts: list[int] = np.unique(self.parts[3]).tolist()
         #: For every amount, how many of `amounts` are at most that.
         self.step: Ints = np.searchsorted(np.asarray(self.amounts, np.int64), np.arange(AMOUNTS), side="right")
 
     def level_of(self, cpu: Ints) -> Ints:
-        """How many thresholds are reached: looked up, since searching took a sixth of the time."""
-        return cast(Ints, self._reached.take(cpu + 1, mode="clip"))
+        """How many thresholds are reached."""
+        return self.reached.take(cpu + 1, mode="clip")
 
     def codes_of(self, models: Iterable[str]) -> list[int]:
         return [self._codes[name] for name in models if name in self._codes]
-
-    def accepted(self, models: Container[str]) -> Bools:
-        """By code, whether a model is among these."""
-        found = np.zeros(self.models, np.bool_)
-        found[[code for name, code in self._codes.items() if name in models]] = True
-        return found
 
     def _is_whole(self, shape: Shape) -> bool:
         """Whether it is looked up by how many devices are idle, not device by device."""
@@ -162,15 +166,25 @@ class Kinds:
         several = np.bincount(
             (nodes.main * self.depth + level) * places + idle, minlength=self.models * self.depth * places
         )
-        by_device = _from_above(device.reshape(self.models, self.part_depth, steps)).tolist()
-        by_node = _from_above(several.reshape(self.models, self.depth, places)).tolist()
-        at_least: list[int] = self.step.tolist()
-        found: list[int] = []
-        for shape, _ in shares:
-            usable = sum(by_device[code][at][at_least[amount]] for code, at, amount in self.parts.get(shape, ()))
-            usable += WHOLE * sum(gain * by_node[code][at][n] for code, at, n, gain in self.steps.get(shape, ()))
-            found.append(usable)
-        return int(held.sum()), found
+        by_device = _from_above(device.reshape(self.models, self.part_depth, steps))
+        by_node = _from_above(several.reshape(self.models, self.depth, places))
+        reach = np.zeros(len(self._order) + 1, np.int64)  # the last one: shapes that fit nowhere
+        of, code, at, amount = self.parts
+        np.add.at(reach, of, by_device[code, at, self.step[amount]])
+        of, code, at, devices, gain = self.steps
+        np.add.at(reach, of, WHOLE * gain * by_node[code, at, devices])
+        return int(held.sum()), reach[[self._order.get(shape, -1) for shape, _ in shares]].tolist()
+
+    def weights(self, shares: list[Share]) -> Ints:
+        """The sum of the weights of each shape, in the order of `parts` and `steps`."""
+        found = np.zeros(len(self._order) + 1, np.int64)
+        np.add.at(found, [self._order.get(shape, -1) for shape, _ in shares], [weight for _, weight in shares])
+        return found
+
+
+def _flat(rows: Iterable[tuple[int, ...]], width: int) -> Ints:
+    """As columns."""
+    return np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, width).T
 
 
 def _levels(amounts: set[int], most: int) -> list[int]:

@@ -1,8 +1,6 @@
 """Look-up tables of usable GPU that follow the typical mix: made anew when the mix has a new version, when the idle GPU
 of the cluster has changed by an eighth, or when a model of GPU is new, and at no other time, so that all classes of
 tasks are scored by the same numbers.
-
-What every node is worth as it stands is the same for all classes, so it is kept and followed node by node.
 """
 
 from __future__ import annotations
@@ -10,10 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
-from libs.engine.columns import Columns, Ints
-from libs.engine.devices import NodeState
 from libs.engine.mix import Shape, Share, TypicalMix
 from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.usable import Usable
@@ -21,8 +15,6 @@ from libs.engine.snapshot import Snapshot
 
 #: The shares that stand in the tables, and those in their place that are scored by.
 Weigh = Callable[[Kinds, list[Share]], list[Share]]
-#: From this many changed rows on, all are valued at once.
-_MANY: Final = 64
 #: Tables are made anew when idle GPU has changed by this part of what it was, but not for every single task.
 IDLE_PARTS: Final = 8
 LEAST_TASKS: Final = 16
@@ -46,10 +38,7 @@ class Tables:
         self._weigh = weigh
         self._made_for: tuple[int, int, int] | None = None
         self._epoch = 0
-        self._at = -1
-        self._shape = -1
-        self._worth: Ints = np.zeros(0, np.int64)
-        self._kinds_for: tuple[tuple[Shape, ...], int, int, int, int] | None = None
+        self._kinds_for: tuple[frozenset[Shape], int, int, int, int] | None = None
         self._kinds_made = Kinds(snapshot, ())
         self.usable = Usable(self._kinds_made, [])
 
@@ -59,16 +48,15 @@ class Tables:
         made_for = (self._mix.version, snapshot.model_count, snapshot.width)
         if made_for != self._made_for or self._stale():
             shares = self._gather(self._mix.shares())
-            kinds = self._kinds(tuple([share.shape for share in shares]))
+            kinds = self._kinds(frozenset([share.shape for share in shares]))
             self.usable = Usable(kinds, self._weigh(kinds, shares))
             self._made_for = (self._mix.version, snapshot.model_count, snapshot.width)
             self._made_at = self._mix.seen
             self._idle = snapshot.gpu_free
             self._epoch += 1
-            self._at = -1
         return self._epoch
 
-    def _kinds(self, shapes: tuple[Shape, ...]) -> Kinds:
+    def _kinds(self, shapes: frozenset[Shape]) -> Kinds:
         """Those made last where nothing that they depend on is another."""
         snapshot = self._snapshot
         made_for = (shapes, snapshot.shape, len(snapshot.spec_changes), snapshot.model_count, snapshot.width)
@@ -81,29 +69,3 @@ class Tables:
         if not self._follows or self._mix.seen - self._made_at < LEAST_TASKS:
             return False
         return IDLE_PARTS * abs(self._snapshot.gpu_free - self._idle) > self._idle
-
-    def worth(self, node: NodeState) -> int:
-        """What the node is worth as it is."""
-        if self._at != len(self._snapshot.changes) or self._shape != self._snapshot.shape:
-            self._follow()
-        return int(self._worth[node.row])
-
-    def worth_many(self, nodes: Columns) -> Ints:
-        self._follow()
-        worth: Ints = self._worth[nodes.row]
-        return worth
-
-    def _follow(self) -> None:
-        snapshot = self._snapshot
-        changes = snapshot.changes
-        if self._at == len(changes) and self._shape == snapshot.shape:
-            return
-        rows = changes[self._at :] if self._at >= 0 and self._shape == snapshot.shape else None
-        if rows is None or len(rows) > _MANY or len(self._worth) != snapshot.capacity:
-            self._worth = self.usable.of_many(snapshot.columns())
-        else:
-            for row in rows:
-                state = snapshot.states[row]
-                self._worth[row] = self.usable.of(state) if state is not None else 0
-        self._at = len(changes)
-        self._shape = snapshot.shape

@@ -27,6 +27,7 @@ from libs.domain.resources import WHOLE
 from libs.engine.ask import Ask
 from libs.engine.columns import Columns, Ints
 from libs.engine.devices import NodeState
+from libs.engine.filters import share_fit
 from libs.engine.matrix import row_maxima, row_sums
 from libs.engine.mix import Share
 from libs.engine.policies.kinds import AMOUNTS, Kinds
@@ -47,21 +48,26 @@ class Usable:
         amounts = kinds.amounts
         device = np.zeros((kinds.models + 1, self._part_depth, len(amounts) + 1), np.int64)
         several = np.zeros((kinds.models + 1, self._depth, places), np.int64)
-        step = kinds.step
-        for shape, weight in shares:
-            for code, level, amount in kinds.parts.get(shape, ()):
-                device[code, level, step[amount]] += weight
-            for code, level, devices, gain in kinds.steps.get(shape, ()):
-                several[code, level, devices] += weight * gain
+        weights = kinds.weights(shares)
+        of, code, level, amount = kinds.parts
+        np.add.at(device, (code, level, kinds.step[amount]), weights[of])
+        of, code, level, devices, gain = kinds.steps
+        np.add.at(several, (code, level, devices), weights[of] * gain)
         device, several = (_summed(table) for table in (device, several))
         several *= WHOLE
-        expanded = np.repeat(device, np.bincount(kinds.step, minlength=len(amounts) + 1), axis=2)
+        #: By level of CPU, model and idle amount.
+        expanded = np.repeat(device.transpose(1, 0, 2), np.bincount(kinds.step, minlength=len(amounts) + 1), axis=2)
         expanded *= _IDLE
         self._device: Ints = expanded.reshape(-1)
+        self._models = kinds.models
+        self._stride = kinds.models * AMOUNTS
+        #: By level of CPU and model, what one whole device is worth.
+        self._whole: Ints = expanded[:, :, WHOLE].reshape(-1)
         self._several: Ints = several.reshape(-1)
         # A view gives plain integers, several times faster than numpy scalars.
         self._device_view: Sequence[int] = memoryview(self._device)  # type: ignore[arg-type]
         self._several_view: Sequence[int] = memoryview(self._several)  # type: ignore[arg-type]
+        self._whole_view: Sequence[int] = memoryview(self._whole)  # type: ignore[arg-type]
 
     def asked(self, ask: Ask, code: int) -> int:
         """Milli GPU that the task takes on devices of that model."""
@@ -81,39 +87,45 @@ class Usable:
             return 0
         device = self._device_view
         level = bisect_right(self._levels, node.cpu)
-        part, depth, codes = self._part_level[level], self._part_depth, node.codes
         total: int = self._several_view[(_main(node) * self._depth + level) * self._places + node.idle]
+        here = self._part_level[level] * self._stride
         for i in node.index:
             milli = node.milli[i]
             if milli > 0 and node.usable[i]:
-                total += device[(codes[i] * depth + part) * AMOUNTS + (milli if milli < WHOLE else WHOLE)]
+                total += device[here + node.codes[i] * AMOUNTS + (milli if milli < WHOLE else WHOLE)]
         return total
 
-    def after(self, node: NodeState, ask: Ask) -> int:
-        """The value after the task was placed on the devices that leave most. The task fits."""
+    def lost(self, node: NodeState, ask: Ask) -> int:
+        """By how much the node's value changes when the task is placed on the devices that leave most: 0 or less. The
+        task fits."""
         if node.shut:
             return 0
-        device = self._device_view
-        level = bisect_right(self._levels, node.cpu - ask.cpu)
-        part, depth = self._part_level[level], self._part_depth
-        codes, milli, usable, idle = node.codes, node.milli, node.usable, node.idle
-        first = codes[node.index[0]] if node.index else 0
-        base = (first * self._depth + level) * self._places + idle
+        levels, cpu, index, codes, idle = self._levels, node.cpu, node.index, node.codes, node.idle
+        before, after = bisect_right(levels, cpu), bisect_right(levels, cpu - ask.cpu)
+        part = self._part_level[after]
+        first = codes[index[0]] if index else 0
         several = self._several_view
-        total: int = several[base]
+        at = (first * self._depth + after) * self._places + idle
+        total: int = several[at] - several[at + (before - after) * self._places]
         if ask.share:
-            moves = self._moves(node, ask, part, total - several[base - 1] if idle else 0)
+            moves = self._moves(node, ask, part, several[at] - several[at - 1] if idle else 0)
             if ask.count == 1:
                 total -= min(moves)[0]
             else:
                 moves.sort()
-                total -= sum(change for change, _ in moves[: ask.count])
+                total -= sum([change for change, _ in moves[: ask.count]])
         elif ask.count:
-            total = several[base - ask.count] - ask.count * device[(first * depth + part) * AMOUNTS + WHOLE]
-        for i in node.index:
-            held = milli[i]
-            if held > 0 and usable[i]:
-                total += device[(codes[i] * depth + part) * AMOUNTS + (held if held < WHOLE else WHOLE)]
+            total += several[at - ask.count] - several[at] - ask.count * self._whole_view[part * self._models + first]
+        of_now = self._part_level[before]
+        if part != of_now:
+            # Else what single devices are worth as they stand is the same before and after.
+            device, stride, milli, usable = self._device_view, self._stride, node.milli, node.usable
+            here, there = part * stride, of_now * stride
+            for i in index:
+                held = milli[i]
+                if held > 0 and usable[i]:
+                    at = codes[i] * AMOUNTS + (held if held < WHOLE else WHOLE)
+                    total += device[here + at] - device[there + at]
         return total
 
     def devices(self, node: NodeState, ask: Ask) -> list[int]:
@@ -125,7 +137,7 @@ class Usable:
 
     def _moves(self, node: NodeState, ask: Ask, part: int, broken: int) -> list[tuple[int, int]]:
         """(value lost, device) for every device that one share of the task fits on."""
-        device, depth, codes, milli, mib = self._device_view, self._part_depth, node.codes, node.milli, node.mib
+        device, codes, milli, mib, level = self._device_view, node.codes, node.milli, node.mib, part * self._stride
         wanted, models, usable, sizes = ask.milli, ask.models, node.usable, node.dev_mib
         moves: list[tuple[int, int]] = []
         for i in node.index:
@@ -142,7 +154,7 @@ class Usable:
                     continue
             if mib[i] < asked_mib:
                 continue
-            at = (codes[i] * depth + part) * AMOUNTS + held
+            at = level + codes[i] * AMOUNTS + held
             lost = device[at] - device[at - taken]
             if held == WHOLE and broken and milli[i] == WHOLE and mib[i] == sizes[i]:
                 lost += broken
@@ -150,55 +162,61 @@ class Usable:
         return moves
 
     # -- many nodes -------------------------------------------------------------------------------------------------
-    def of_many(self, nodes: Columns) -> Ints:
-        level = self._kinds.level_of(nodes.cpu)
-        at = self._rows(nodes, self._part_levels.take(level))
-        at += held_on(nodes)
-        main = (nodes.main * self._depth + level) * self._places
-        value = row_sums(self._device.take(at)) + self._several.take(main + nodes.idle)
-        return np.where(nodes.shut, 0, value)
-
-    def _rows(self, nodes: Columns, part: Ints) -> Ints:
-        """Where the look-ups of each device begin."""
-        at = nodes.model * (self._part_depth * AMOUNTS)
-        at += (part * AMOUNTS)[:, None]
-        return at
-
-    def after_many(self, nodes: Columns, ask: Ask) -> Ints:
-        """`after` for every node; what stands for nodes where the task does not fit means nothing."""
-        level = self._kinds.level_of(nodes.cpu - ask.cpu)
-        held = held_on(nodes)
-        part = self._part_levels.take(level)
-        at = self._rows(nodes, part)
-        values = self._device.take(at + held)
-        base = (nodes.main * self._depth + level) * self._places
-        idle = self._several.take(base + nodes.idle)
-        total: Ints = row_sums(values) + idle
-        if not ask.count:
-            return np.where(nodes.shut, 0, total)
-        if not ask.share:
-            whole = self._device[(nodes.main * self._part_depth + part) * AMOUNTS + WHOLE]
-            total += self._several[base + np.maximum(nodes.idle - ask.count, 0)] - idle - ask.count * whole
-            return total
-        if ask.milli:
-            left = held - ask.milli
-            fits = (left >= 0) & (nodes.mib * WHOLE + (WHOLE - 1) >= ask.milli * nodes.dev_mib)
+    def lost_many(self, nodes: Columns, ask: Ask) -> Ints:
+        """`lost` for every node; what stands for nodes where the task does not fit means nothing."""
+        reached, count = self._kinds.reached, ask.count
+        cpu = nodes.cpu + 1
+        before = reached.take(cpu, mode="clip")
+        cpu -= ask.cpu
+        after = reached.take(cpu, mode="clip")
+        part, of_now = self._part_levels.take(after), self._part_levels.take(before)
+        main = nodes.main
+        at = main * (self._depth * self._places)
+        at += nodes.idle
+        then = after * self._places
+        then += at
+        at += before * self._places
+        total: Ints = -self._several.take(at)
+        if ask.share:
+            total += self._shared(nodes, ask, part, then)
         else:
-            size = nodes.dev_mib
-            left = held - np.where(size > 0, ask.mib * WHOLE // np.maximum(size, 1), WHOLE)
-            fits = (left >= 0) & nodes.usable & (nodes.mib >= ask.mib)
-        if ask.models:
-            fits &= self._kinds.accepted(ask.models).take(nodes.model)
-        change = self._device.take(at + np.maximum(left, 0)) - values
-        broken = self._several[base + np.maximum(nodes.idle - 1, 0)] - idle
-        whole_device = (held == WHOLE) & (nodes.mib == nodes.dev_mib)
-        change += whole_device * broken[:, None]
-        np.putmask(change, ~fits, _NONE)
-        if ask.count == 1:
-            return total + row_maxima(change)
-        ordered = np.sort(change, axis=1)[:, ::-1][:, : ask.count]
-        total += np.where(ordered > _NONE, ordered, 0).sum(axis=1)
+            if count:
+                then -= count
+                where = part * self._models
+                where += main
+                total -= count * self._whole.take(where)
+            total += self._several.take(then, mode="clip")
+        moved = (part != of_now).nonzero()[0]
+        if len(moved):
+            rows = nodes.take(moved)
+            cells = rows.model * AMOUNTS
+            cells += held_on(rows)
+            now = self._device.take(cells + (of_now[moved] * self._stride)[:, None])
+            cells += (part[moved] * self._stride)[:, None]
+            total[moved] += row_sums(self._device.take(cells) - now)
+        if not count:
+            total[nodes.shut] = 0
         return total
+
+    def _shared(self, nodes: Columns, ask: Ask, part: Ints, at: Ints) -> Ints:
+        """What stands for whole devices there, with the changes on the devices that leave most."""
+        asked, fits = share_fit(self._kinds.snapshot, nodes, ask)
+        held = np.minimum(nodes.milli, WHOLE)
+        cells = nodes.model * AMOUNTS
+        cells += held
+        cells += (part * self._stride)[:, None]
+        change = -self._device.take(cells, mode="clip")  # where the task does not fit, of no meaning
+        cells -= asked
+        change += self._device.take(cells, mode="clip")
+        idle = self._several.take(at)
+        broken = self._several[at - (nodes.idle > 0)] - idle
+        change += ((held == WHOLE) & (nodes.mib == nodes.dev_mib)) * broken[:, None]
+        change = np.where(fits, change, _NONE)
+        if ask.count == 1:
+            return idle + row_maxima(change)
+        ordered = np.sort(change, axis=1)[:, ::-1][:, : ask.count]
+        idle += np.where(ordered > _NONE, ordered, 0).sum(axis=1)
+        return idle
 
 
 def held_on(nodes: Columns) -> Ints:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+import msgspec
+
 from libs.domain.jobs import Task
 from libs.domain.rules import HostPort, PodTerm, Selector
 from libs.domain.volumes import Claim
@@ -49,8 +51,7 @@ class Resident(Protocol):
     def claims(self) -> tuple[str, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, gc=False):
     """A task on the node that was chosen for it."""
 
     uid: str

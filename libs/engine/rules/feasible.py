@@ -88,20 +88,12 @@ class RuledFeasibility(Feasibility):
                 met = sum(w for w, term in self._preferred if node_matches((term,), node.labels, node.name))
                 self._bonus[row] = self._liked * met // most
 
-    def _key(self, row: int) -> int:
-        key = super()._key(row)
-        if key < 0 or not self._preferred:
-            return key
-        self._follow_preferred()
-        return key + (int(self._bonus[row]) << RANK_BITS)
-
-    def _score(self, rows: Ints | None) -> None:
-        super()._score(rows)
+    def _place(self, rows: Ints) -> Ints:
+        places = super()._place(rows)
         if self._preferred:
             self._follow_preferred()
-            scored = np.arange(len(self.keys)) if rows is None else rows
-            keys = self.keys[scored]
-            self.keys[scored] = np.where(keys >= 0, keys + (self._bonus[scored] << RANK_BITS), keys)
+            places = np.where(places >= 0, places + (self._bonus[rows] << RANK_BITS), places)
+        return places
 
     # -- keeping up -------------------------------------------------------------------------------------------------
     def refresh(self) -> None:

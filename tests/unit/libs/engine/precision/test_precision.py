@@ -16,6 +16,7 @@ from libs.engine.precision.demand import PrecisionDemand
 from libs.engine.precision.prices import prices
 from libs.engine.precision.table import GpuModel, GpuTable, checked, default_table
 from libs.testkit.builders import ClusterBuilder, cluster, pod
+from libs.testkit.scored import alone
 
 H100, A100, V100, T4 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "Tesla-V100-SXM2-16GB", "Tesla-T4"
 
@@ -194,9 +195,8 @@ def test_one_node_and_many_are_scored_alike() -> None:
         engine.decide([job])
         engine.settle()
         view = engine._session.feasible(job.tasks[0])
-        before = view.keys.copy()
-        rows = range(len(facts.nodes))
-        assert [view._key(row) for row in rows] == before[: len(rows)].tolist()
+        before = view.keys[: len(facts.nodes)].tolist()
+        assert alone(view) == before
 
 
 def test_a_replica_that_takes_over_what_others_learned_goes_by_it_and_counts_no_job_twice() -> None:
