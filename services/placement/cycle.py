@@ -16,7 +16,7 @@ import structlog
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.engine.actions.recall import LENT
-from libs.engine.api import Decision, PendingJob, Placement, Reserved, Start
+from libs.engine.api import Borrowing, Decision, PendingJob, Placement, Reserved, Start
 from libs.engine.gang import minimum
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import comes
@@ -246,10 +246,16 @@ class Cycle:
 
     def _lent(self, job: Job, asked: PendingJob, decision: Decision) -> Plan | None:
         """A plan for room that is kept for others, where the job ends before they start, or yields to them."""
-        wall, engine = self._clock.wall(), self._state.view.engine
+        wall, view = self._clock.wall(), self._state.view
+        engine = view.engine
+
+        def borrowing() -> Borrowing | None:
+            guarded = any(view.guards(task.namespace, task.labels) for task in asked.tasks)
+            return engine.borrows(asked, wall) if not guarded else None
+
         if decision.verdict.kind is not Kind.NOT_NOW or job.refusals:
             return None
-        loan = self._reservations.loan(job, lambda: engine.borrows(asked, wall), self._clock.monotonic(), wall)
+        loan = self._reservations.loan(job, borrowing, self._clock.monotonic(), wall)
         placements = engine.backfill(asked, loan.lenders, wall) if loan is not None else ()
         if loan is None or not placements or (loan.yields and not self._reservations.touches(loan, placements)):
             return None

@@ -226,7 +226,7 @@ class View:
             charge=fact.charge,
             ours=fact.ours,
             gang_min=fact.gang_min,
-            guarded=bool(self._pdbs) and self._guarded(fact),
+            guarded=bool(self._pdbs) and self.guards(fact.namespace, fact.labels),
             terminating=fact.terminating,
             started=fact.started,
             marked=fact.uid in self.marked,
@@ -259,11 +259,12 @@ class View:
         if uids and not marked:
             self.news.kinds.add(Wake.ROOM_FREED)
 
-    def _guarded(self, fact: PodFact) -> bool:
+    def guards(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Whether a disruption budget selects such a pod."""
         for pdb in self._pdbs.values():
-            if pdb.namespace != fact.namespace:
+            if pdb.namespace != namespace:
                 continue
-            if pdb.match_labels is None or all(fact.labels.get(k) == v for k, v in pdb.match_labels.items()):
+            if pdb.match_labels is None or all(labels.get(k) == v for k, v in pdb.match_labels.items()):
                 return True
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from libs.contracts.events import PdbFact
 from libs.testkit.builders import node
 from services.placement.jobs import Job
 from tests.component.lending_world import Bound, bound_world
@@ -36,13 +37,17 @@ def again(w: Bound) -> None:
     w.comes_again = comes
 
 
-async def large_beside(small: dict[str, object], *, stuck: float = 300.0) -> tuple[float, float, Bound]:
+async def large_beside(
+    small: dict[str, object], *, stuck: float = 300.0, budget: bool = False
+) -> tuple[float, float, Bound]:
     """(start of the large job, GPUs in use in the mean while its room gathered, the world). Seven pods end after a
     minute; of one that runs `stuck` seconds nobody knows when it ends."""
     async with bound_world(node("n1"), **SETTINGS) as w:
         w.runs = lambda key: stuck if "first0" in key else 60.0 if "first" in key else 1e5 if "large" in key else 500.0
         fill(w, {f"first{n}": 0.0 for n in range(8)})
         await w.play(1.0)
+        if budget:
+            w.state.view.see(PdbFact("all", "default", "u", "1", {}, 0), 0.0)
         large = w.job("large", 8, at=1.0)
         w.comes(large, 1.0)
         again(w)
@@ -65,6 +70,12 @@ async def test_who_saves_its_work_uses_what_gathers_and_leaves_when_the_head_lac
 
 async def test_who_may_not_be_evicted_is_lent_nothing_though_it_saves_its_work() -> None:
     _, busy, w = await large_beside({"checkpoint_s": 30, "preemptible": False})
+    assert busy < 1.1
+    assert not w.evicted
+
+
+async def test_who_a_disruption_budget_keeps_is_lent_nothing() -> None:
+    _, busy, w = await large_beside({"checkpoint_s": 30}, budget=True)
     assert busy < 1.1
     assert not w.evicted
 
