@@ -94,6 +94,13 @@ class Reader:
         return not self._fault and time.monotonic() - self._polled_at < self._settings.stuck_s
 
     @property
+    def left_s(self) -> float:
+        """For how long its owner has not polled, although it could; 0 where it was not begun, or is broken itself."""
+        if self._closed or not self._polled_at or self._fault:
+            return 0.0
+        return time.monotonic() - self._polled_at
+
+    @property
     def fault(self) -> str:
         return self._fault or ("" if self.healthy else f"{self._name} has stopped polling")
 

@@ -52,6 +52,11 @@ class KafkaBus:
         return self._publisher.healthy and all(reader.healthy for reader in self._readers)
 
     @property
+    def left_s(self) -> float:
+        """For how long the reader that was left longest has not been polled by its owner."""
+        return max((reader.left_s for reader in self._readers), default=0.0)
+
+    @property
     def faults(self) -> list[str]:
         """What is broken, in words."""
         faults = [reader.fault for reader in self._readers if reader.fault]

@@ -18,6 +18,7 @@ from libs.bus.kafka import KafkaBus
 from libs.bus.port import Bus, BusMisconfigured, BusUnavailable
 from libs.bus.settings import HEARTBEAT_S, KafkaSettings
 from libs.host.parts import Parts, not_opened
+from libs.host.probes import Ask, api_server
 from libs.host.settings import CommonSettings, WrongSettings
 from libs.kube.client import KubeClient
 from libs.kube.errors import BadConfiguration
@@ -37,8 +38,10 @@ class PartUnavailable(Exception):
 @dataclass(slots=True)
 class Opened:
     parts: Parts
-    bus: Bus | None = None
+    bus: KafkaBus | None = None
     closers: list[tuple[str, Callable[[], Awaitable[object]]]] = field(default_factory=list)
+    #: How each server is asked whether it answers.
+    asks: dict[str, Ask] = field(default_factory=dict)
 
     def healthy(self) -> dict[str, str]:
         """What of the parts is broken, by name; empty if all is well."""
@@ -46,6 +49,11 @@ class Opened:
             said = "; ".join(getattr(self.bus, "faults", ()))
             return {"bus": said or "a consumer or the producer is stuck, or the broker is away"}
         return {}
+
+    @property
+    def left_s(self) -> float:
+        """For how long somebody here has not read on, although the broker is there."""
+        return self.bus.left_s if self.bus is not None else 0.0
 
 
 def kafka_settings(name: str, settings: CommonSettings) -> KafkaSettings:
@@ -83,27 +91,30 @@ def redis_ledger(settings: CommonSettings) -> RedisLedger:
 async def open_parts(name: str, settings: CommonSettings, needs: Collection[str], stop: asyncio.Event) -> Opened | None:
     """All parts named in `needs`, open; None when asked to stop before they were there."""
     closers: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+    asks: dict[str, Ask] = {}
     try:
         kube: Kube = not_opened("kube", name)
         if "kube" in needs:
             kube = _kube(settings)
+            asks["API server"] = api_server(kube)
             closers.append(("kube", kube.close))
         ledger: Ledger = not_opened("ledger", name)
         if "ledger" in needs:
-            ledger = redis_ledger(settings)
+            ledger = held = redis_ledger(settings)
+            asks["ledger"] = held.answers
             closers.append(("ledger", ledger.close))
             if not await _patiently("Redis", ledger.open, LedgerUnavailable, settings.start_s, stop):
                 await _close(closers)
                 return None
         bus: Bus = not_opened("bus", name)
-        opened: Bus | None = None
+        opened: KafkaBus | None = None
         if "bus" in needs:
             bus = opened = KafkaBus(kafka_settings(name, settings))
             closers.append(("bus", bus.close))
             if not await _patiently("Kafka", bus.open, BusUnavailable, settings.start_s, stop):
                 await _close(closers)
                 return None
-        return Opened(Parts(bus=bus, ledger=ledger, kube=kube), opened, closers)
+        return Opened(Parts(bus=bus, ledger=ledger, kube=kube), opened, closers, asks)
     except (BusMisconfigured, LedgerMisconfigured) as error:
         await _close(closers)
         raise WrongSettings(str(error)) from None

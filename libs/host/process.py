@@ -7,6 +7,7 @@ a restart must cure. The first SIGTERM or SIGINT asks the service to stop; a sec
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import signal
 import sys
 from collections.abc import Callable, Collection, Coroutine
@@ -15,8 +16,9 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from libs.host.open import PartUnavailable, close_parts, open_parts
+from libs.host.open import Opened, PartUnavailable, close_parts, open_parts
 from libs.host.parts import Parts
+from libs.host.probes import Probes
 from libs.host.settings import CommonSettings, WrongSettings, read_settings
 from libs.observe import logs
 from libs.observe.health import HealthServer
@@ -34,6 +36,12 @@ ALL_PARTS: Final = ("bus", "ledger", "kube")
 _GARBAGE_S = histogram("drystone_garbage_seconds", "One collection of cyclic garbage, in which nothing else is done.")
 #: Of `stop_s`, what is kept for closing the parts after the service has stopped.
 _CLOSE_S: Final = 5.0
+#: So long nobody read on from a topic although all servers answer: a task stands still, and only a restart helps.
+#: Longer than any way of ours to wait with work in hand.
+LEFT_S: Final = 300.0
+#: So long the event loop stood still.
+STILL_S: Final = 30.0
+_TURN_S: Final = 2.0
 
 
 def main(
@@ -80,19 +88,26 @@ async def _serve(name: str, settings: S, build: Callable[[S, Parts], Service], n
         ) from None
     opened = None
     fault: BaseException | None = None
-    garbage: asyncio.Task[None] | None = None
+    aside: list[asyncio.Task[None]] = []
     try:
         opened = await open_parts(name, settings, needs, stop)
         if opened is None:  # asked to stop while the parts were not there yet
             return 0
         service = build(settings, opened.parts)
-        state.service, state.opened_healthy = service, opened.healthy
+        probes = Probes(opened.parts.clock, settings.unready_after_s)
+        for part, ask in opened.asks.items():
+            probes.add(part, ask)
+        state.service, state.opened, state.probes = service, opened, probes
         log.info("serving", port=server.port)
-        garbage = asyncio.create_task(collect_rarely(_GARBAGE_S.observe), name="garbage")
+        aside += [
+            asyncio.create_task(collect_rarely(_GARBAGE_S.observe), name="garbage"),
+            asyncio.create_task(probes.run(), name="do they answer"),
+            asyncio.create_task(_turning(), name="turning"),
+        ]
         fault = await _until_stopped(service, stop, settings.stop_s, state)
     finally:
-        if garbage is not None:
-            garbage.cancel()
+        for task in aside:
+            task.cancel()
         phases = []
         if opened is not None:
             held = opened
@@ -110,18 +125,44 @@ class _State:
 
     def __init__(self) -> None:
         self.service: Service | None = None
-        self.opened_healthy: Callable[[], dict[str, str]] = dict
+        self.opened: Opened | None = None
+        self.probes: Probes | None = None
         self.stopping = False
+        #: Since when a part is broken (monotonic seconds).
+        self._broken_since: dict[str, float] = {}
 
     def health(self) -> Health:
-        if self.service is None:
+        service, opened, probes = self.service, self.opened, self.probes
+        if service is None or opened is None or probes is None:
             return Health(ready=False, detail={"state": "starting"})
-        health = self.service.health()
-        broken = self.opened_healthy()
-        detail = {**health.detail, **broken}
+        health = service.health()
+        broken = self._timed(opened.healthy(), opened.parts.clock.monotonic())
+        failing = probes.failing()
+        detail = {**health.detail, **broken, **failing}
+        # While a server is away only waiting helps, however long that takes.
+        alive = health.alive and (opened.left_s < LEFT_S or bool(failing))
+        if not alive:
+            detail["state"] = "stands still"
         if self.stopping:
             return Health(ready=False, alive=True, detail={**detail, "state": "stopping"})
-        return Health(ready=health.ready and not broken, alive=health.alive, detail=detail)
+        return Health(ready=health.ready and not broken and probes.ready, alive=alive, detail=detail)
+
+    def _timed(self, broken: dict[str, str], now: float) -> dict[str, str]:
+        self._broken_since = {part: self._broken_since.get(part, now) for part in broken}
+        return {part: f"for {now - self._broken_since[part]:.0f} s: {said}" for part, said in broken.items()}
+
+
+async def _turning() -> None:
+    """Where the event loop stands still, /healthz cannot say so: it gives no answer, and every thread's stack is
+    written to standard error."""
+    if sys.__stderr__ is None:
+        return
+    try:
+        while True:
+            faulthandler.dump_traceback_later(STILL_S, file=sys.__stderr__)
+            await asyncio.sleep(_TURN_S)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 async def _until_stopped(service: Service, stop: asyncio.Event, stop_s: float, state: _State) -> BaseException | None:

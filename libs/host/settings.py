@@ -74,7 +74,9 @@ class CommonSettings(BaseSettings):
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8080, ge=0, le=65535)
 
-    #: Logs go to standard output.
+    #: So many seconds without an answer of Redis or of the API server, which are asked every 5 s, make unready.
+    unready_after_s: float = Field(default=10.0, gt=0, le=600)
+    #: Logs go to standard error.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "console"] = "json"
     #: The faster event loop.

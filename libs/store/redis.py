@@ -112,6 +112,11 @@ class RedisLedger:
     async def state(self) -> LedgerState:
         return self._adopt(await self.server.call("state"))
 
+    async def answers(self) -> None:
+        """Returns where the server answers, whatever data set it has; else raises LedgerUnavailable. Nothing that the
+        caller relies on changes by it, the generation included."""
+        await self.server.call("position")
+
     # -- the watcher ------------------------------------------------------------------------------------------------
     async def begin_rebuild(self, term: int) -> LedgerState:
         return self._adopt(await self.server.call("begin_rebuild", term, self.server.run, LAYOUT))

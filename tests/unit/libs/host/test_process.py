@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from libs.host import process
+from libs.host.open import Opened
 from libs.host.parts import Parts, not_opened
+from libs.host.probes import Probes
 from libs.host.settings import CommonSettings, WrongSettings, read_settings
+from libs.runtime.clock import SystemClock
 from libs.runtime.lifecycle import Health
 from services.watcher.settings import WatcherSettings
 
@@ -148,3 +151,93 @@ def test_exit_codes_tell_an_ordinary_stop_from_a_fault(
 
     assert process.main("worker", CommonSettings, build, needs=()) == code
     assert worker.finished == (not worker.faulty)
+
+
+class TestWhatHealthSays:
+    """Of a service on parts that may be away, and of a reader that nobody reads on from."""
+
+    class Bus:
+        healthy, left_s = True, 0.0
+        faults: tuple[str, ...] = ()
+
+    def state(self) -> tuple[process._State, "TestWhatHealthSays.Bus", Probes]:
+        bus, clock = self.Bus(), SystemClock()
+        parts = Parts(bus=not_opened("bus", "w"), ledger=not_opened("ledger", "w"), kube=not_opened("kube", "w"))
+        state = process._State()
+        state.service, state.probes = _Worker(), Probes(clock, limit_s=0.05)
+        state.opened = Opened(parts, bus)  # type: ignore[arg-type]
+        return state, bus, state.probes
+
+    def test_nothing_is_served_before_the_parts_are_open(self) -> None:
+        health = process._State().health()
+        assert (health.ready, health.alive) == (False, True)
+
+    async def test_a_part_that_does_not_answer_shows_at_once_and_makes_unready_after_its_limit(self) -> None:
+        state, _, probes = self.state()
+        away = True
+
+        async def ask() -> None:
+            if away:
+                raise OSError("connection refused")
+
+        probes.add("ledger", ask)
+        assert state.health().ready
+        asking = asyncio.create_task(probes.run())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        health = state.health()
+        assert health.detail["ledger"] == "no answer for 0 s: connection refused"
+        assert health.ready, "it may be a moment's matter"
+        await asyncio.sleep(0.1)
+        assert (state.health().ready, state.health().alive) == (False, True)
+        away = False
+        await asyncio.sleep(0.1)
+        assert state.health().ready
+        asking.cancel()
+
+    async def test_a_task_that_stands_still_is_cured_by_a_restart_unless_a_server_is_away(self) -> None:
+        state, bus, probes = self.state()
+        bus.left_s = process.LEFT_S + 1
+        health = state.health()
+        assert (health.ready, health.alive, health.detail["state"]) == (True, False, "stands still")
+
+        async def ask() -> None:
+            raise OSError("connection refused")
+
+        probes.add("API server", ask)
+        asking = asyncio.create_task(probes.run())
+        await asyncio.sleep(0.01)
+        assert state.health().alive, "it waits, as everybody does"
+        asking.cancel()
+
+    def test_a_broken_bus_says_for_how_long(self) -> None:
+        state, bus, _ = self.state()
+        bus.healthy, bus.faults = False, ("plans has stopped polling",)
+        assert state.health().detail["bus"] == "for 0 s: plans has stopped polling"
+        assert not state.health().ready
+
+
+def test_an_event_loop_that_stands_still_writes_where(tmp_path: Path) -> None:
+    """In a process of its own: the words go to its standard error."""
+    program = (
+        "import asyncio, time\n"
+        "from libs.host import process\n"
+        "process.STILL_S = 0.2\n"
+        "async def main():\n"
+        "    turning = asyncio.create_task(process._turning())\n"
+        "    await asyncio.sleep(0)\n"
+        "    time.sleep(0.6)\n"
+        "    turning.cancel()\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "most recent call first" in done.stderr
+    assert "in main" in done.stderr
