@@ -14,6 +14,7 @@ import msgspec
 from libs.domain import keys
 from libs.domain.plans import Assignment
 from libs.kube.declared import KEYS
+from libs.kube.nesting import readable
 from libs.kube.trainingjobs import KIND, TrainingJobView
 
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -93,7 +94,7 @@ def pod_manifest(view: TrainingJobView, assignment: Assignment, attempt: int) ->
 @lru_cache(maxsize=1024)
 def _prepared(template: bytes) -> _Prepared:
     try:
-        decoded = msgspec.json.decode(template)
+        decoded = msgspec.json.decode(readable(template))
         metadata = decoded.get("metadata") or {}
         spec: dict[str, Any] = {**decoded["spec"]}
         labels = {str(k): str(v) for k, v in (metadata.get("labels") or {}).items()}

@@ -26,6 +26,7 @@ from yarl import URL
 from libs.kube.channel import Address, Channels, Lost, NotSent
 from libs.kube.errors import BadConfiguration
 from libs.kube.identity import Identity, from_kubeconfig, in_cluster
+from libs.kube.nesting import readable
 from libs.kube.objects import Status, status_decoder
 from libs.kube.port import Answer, WatchBroken, WatchGone
 
@@ -229,7 +230,7 @@ async def _events(stream: aiohttp.StreamReader, path: str, silence_s: float) -> 
         rest = lines.pop()
         for line in lines:
             if line:
-                yield _split(line, path)
+                yield _split(readable(line), path)
 
 
 def _split(line: bytes, path: str) -> tuple[str, bytes]:

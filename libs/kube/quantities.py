@@ -1,8 +1,9 @@
 """Kubernetes quantities as exact integers: "250m", "1.5", "2e3", "16Gi", "1500M".
 
 Requests are rounded up and capacities down, so that a sum of integers never promises more than a node has. A text that
-is no quantity raises ValueError; readers of objects turn that into a finding of their own. Results are cached: a
-cluster uses a few hundred spellings. What is longer than any that the API server writes is no quantity.
+is no quantity raises ValueError; readers of objects turn that into a finding of their own. What is beyond 64 bits, or
+finer than a billionth, is the largest or least amount there is, as at the API server. Results are cached: a cluster
+uses a few hundred spellings.
 """
 
 from __future__ import annotations
@@ -29,54 +30,70 @@ _SUFFIXES: Final[dict[str, Decimal]] = {
     "Ei": Decimal(2**60),
 }
 _MIB: Final = 2**20
-#: Beyond what the API server itself stores; keeps hostile exponents from growing into giant integers.
 _LARGEST: Final = Decimal(2**63)
+_LEAST: Final = Decimal("1e-9")
+#: Longer texts are read as well, and not remembered.
 _LONGEST: Final = 64
 
 Quantity = str | int | float
 
 
-@lru_cache(maxsize=8192)
 def exact(text: Quantity) -> Decimal:
     """The value in base units (cores, bytes, devices)."""
     if isinstance(text, bool) or not isinstance(text, str):
         text = repr(text)
-    if len(text) > _LONGEST:
-        raise ValueError(f"{text[:20]!r}, {len(text)} characters long, is not a quantity")
+    return _exact(text) if len(text) <= _LONGEST else _exact.__wrapped__(text)
+
+
+@lru_cache(maxsize=8192)
+def _exact(text: str) -> Decimal:
     number, unit = text, Decimal(1)
     for size in (2, 1):
         suffix = text[-size:]
         if suffix in _SUFFIXES and len(text) > size:
             number, unit = text[:-size], _SUFFIXES[suffix]
             break
-    if not number or number[0].isspace() or number[-1].isspace() or "_" in number:
-        raise ValueError(f"{text!r} is not a quantity")
+    if not number or number[0].isspace() or number[-1].isspace() or "_" in number or not number.isascii():
+        raise ValueError(f"{text[:_LONGEST]!r} is not a quantity")
     try:
         value = Decimal(number)
     except InvalidOperation:
-        raise ValueError(f"{text!r} is not a quantity") from None
-    if not value.is_finite() or abs(value.adjusted()) > 40:
-        raise ValueError(f"{text!r} is not a quantity")
+        raise ValueError(f"{text[:_LONGEST]!r} is not a quantity") from None
+    if not value.is_finite():
+        raise ValueError(f"{text[:_LONGEST]!r} is not a quantity")
+    if not value:
+        return Decimal(0)
+    size = value.adjusted() + unit.adjusted()
+    if size < -12:
+        return _LEAST.copy_sign(value)
+    if size > 20:
+        return _LARGEST.copy_sign(value)
     value *= unit
-    if abs(value) > _LARGEST:
-        raise ValueError(f"{text!r} is too large")
-    return value
+    return value if abs(value) <= _LARGEST else _LARGEST.copy_sign(value)
 
 
 def _whole(value: Decimal, up: bool) -> int:
     return int(value.to_integral_value(ROUND_CEILING if up else ROUND_FLOOR))
 
 
-@lru_cache(maxsize=8192)
 def milli(text: Quantity, up: bool) -> int:
     """Thousandths of the base unit: milli-cores."""
-    return _whole(exact(text) * 1000, up)
+    return _scaled(text, 1000, up)
+
+
+def units(text: Quantity, up: bool) -> int:
+    """Whole base units: bytes, devices, pods."""
+    return _scaled(text, 1, up)
+
+
+def _scaled(text: Quantity, scale: int, up: bool) -> int:
+    short = not isinstance(text, str) or len(text) <= _LONGEST
+    return _known(text, scale, up) if short else _known.__wrapped__(text, scale, up)
 
 
 @lru_cache(maxsize=8192)
-def units(text: Quantity, up: bool) -> int:
-    """Whole base units: bytes, devices, pods."""
-    return _whole(exact(text), up)
+def _known(text: Quantity, scale: int, up: bool) -> int:
+    return _whole(exact(text) * scale, up)
 
 
 def mib(size: int, up: bool) -> int:

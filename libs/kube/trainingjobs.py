@@ -22,6 +22,7 @@ from libs.kube.declared import Declared
 from libs.kube.grouping import NOTHING_KNOWN, Known, resolve_queue
 from libs.kube.near import KEYS as NEAR_KEYS
 from libs.kube.near import NearSpec, PrecisionSpec, RoleNearSpec, annotations_of, topology_of
+from libs.kube.nesting import decoded
 from libs.kube.objects import Meta, template_decoder
 from libs.kube.requests import asked, tolerations
 from libs.kube.rules import rules_of
@@ -143,7 +144,7 @@ _decoder: Final = msgspec.json.Decoder(TrainingJobView)
 
 def parse(raw: bytes) -> TrainingJobView:
     """Raises msgspec.MsgspecError where `raw` is no TrainingJob."""
-    return _decoder.decode(raw)
+    return decoded(_decoder, raw)
 
 
 def path(namespace: str = "", name: str = "", subresource: str = "") -> str:
@@ -276,22 +277,22 @@ def _shape(
     """What pods of this template ask for, as a task without identity, and their annotations where those say what they
     are to be near to. `said` are annotations that stand before the template's."""
     try:
-        decoded = template_decoder.decode(template)
+        read = decoded(template_decoder, template)
     except msgspec.MsgspecError as error:
         return Task(id="", name="", namespace="", unsupported=(f"pod template: {error}"[:200],)), {}
-    annotations = {**(decoded.metadata.annotations or {}), **dict(said)}
-    wish = asked(decoded.spec, annotations)
+    annotations = {**(read.metadata.annotations or {}), **dict(said)}
+    wish = asked(read.spec, annotations)
     job = dict(ours)
-    labels = {**job, **(decoded.metadata.labels or {}), keys.JOB: job[keys.JOB]}
+    labels = {**job, **(read.metadata.labels or {}), keys.JOB: job[keys.JOB]}
     problems = list(wish.unsupported)
-    rules = rules_of(decoded.spec, namespace, labels, problems)
+    rules = rules_of(read.spec, namespace, labels, problems)
     shape = Task(
         id="",
         name="",
         namespace="",
         request=wish.request,
-        node_selector=decoded.spec.node_selector or {},
-        tolerations=tolerations(decoded.spec),
+        node_selector=read.spec.node_selector or {},
+        tolerations=tolerations(read.spec),
         unsupported=tuple(problems),
         labels=labels,
         rules=rules,

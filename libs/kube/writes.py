@@ -17,6 +17,7 @@ import msgspec
 from libs.domain import keys
 from libs.kube import trainingjobs
 from libs.kube.errors import ReadFailed
+from libs.kube.nesting import decoded
 from libs.kube.objects import list_decoder
 from libs.kube.port import Answer, Kube
 from libs.kube.trainingjobs import TrainingJobStatus
@@ -308,7 +309,7 @@ async def list_all(
             if not answer.ok:
                 raise ReadFailed(path, answer)
             try:
-                listed = list_decoder.decode(answer.body)
+                listed = decoded(list_decoder, answer.body)
             except msgspec.MsgspecError as error:
                 raise ReadFailed(path, Answer(answer.status, str(error).encode())) from error
             items.extend(bytes(item) for item in listed.items or ())

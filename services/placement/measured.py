@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from libs.contracts.events import GpuFacts
+from libs.domain.bounds import MOST_ASKED
 from libs.domain.nodes import Gpu, Node
 from libs.domain.resources import WHOLE, Charge, GpuGrant
 
@@ -59,7 +60,9 @@ class Measurements:
         self.filled: set[str] = set()
 
     def take(self, facts: GpuFacts, now: float) -> None:
-        self._of[facts.node] = {g.index: Measured(g.mib_total, g.model, g.uuid, now) for g in facts.gpus}
+        self._of[facts.node] = {
+            g.index: Measured(min(g.mib_total, MOST_ASKED), g.model, g.uuid, now) for g in facts.gpus
+        }
 
     def complete(self, node: Node, now: float | None) -> Node:
         """The node as the engine is to know it. `now` None: what was fresh when it came."""

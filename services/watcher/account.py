@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from libs.domain.queues import QueueHistory, Spending
 from libs.engine.fair import decay
 from libs.engine.fair.budget import HALF_LIFE_S as BUDGET_HALF_LIFE_S
+
+_MOST: Final = 2**62
 
 
 @dataclass(slots=True)
@@ -90,14 +93,19 @@ class Account:
         self.lost, self.worked = self.lost + other.lost, self.worked + other.worked
 
     def rounded(self) -> tuple[int, int, int]:
-        gpu, cpu, mem = (max(0, round(used)) for used in self.used)
+        gpu, cpu, mem = map(_whole, self.used)
         return gpu, cpu, mem
 
     def spending(self) -> Spending:
         return Spending(
             jobs=round(self.jobs, 3),
             evictions=round(self.evictions, 3),
-            lost_milli_s=max(0, round(self.lost)),
+            lost_milli_s=_whole(self.lost),
             half_life_s=self.cost_half_life_s,
-            worked_milli_s=max(0, round(self.worked)),
+            worked_milli_s=_whole(self.worked),
         )
+
+
+def _whole(used: float) -> int:
+    """As a queue's status can hold it."""
+    return min(max(0, round(used)), _MOST)

@@ -15,6 +15,7 @@ import msgspec
 
 from libs.contracts.tenants import TenantPolicy
 from libs.kube import trainingjobs
+from libs.kube.nesting import decoded
 from libs.kube.objects import list_decoder
 from libs.kube.outcomes import Outcome, classify
 from libs.kube.port import Kube
@@ -88,7 +89,7 @@ class PendingJobs:
                 if not answer.ok:
                     return None
                 try:
-                    page = list_decoder.decode(answer.body)
+                    page = decoded(list_decoder, answer.body)
                     views = [trainingjobs.parse(bytes(item)) for item in page.items or ()]
                 except msgspec.MsgspecError:
                     return None

@@ -42,7 +42,7 @@ def test_large_numbers_stay_exact() -> None:
     assert units("9007199254740993", True) == 9007199254740993
 
 
-@pytest.mark.parametrize("text", ["", "abc", "1 Gi", "Gi", "1ki", "NaN", "Infinity", "1e99999", "1_000", " 1", "9e30"])
+@pytest.mark.parametrize("text", ["", "abc", "1 Gi", "Gi", "1ki", "NaN", "Infinity", "1_000", " 1", "1E+-3"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         units(text, True)
