@@ -1,4 +1,5 @@
-"""Dead letters: what could not be read or was refused, kept with its origin and the reason."""
+"""What goes to people: dead letters (what could not be read or was refused, kept with its origin and the reason) and
+statuses, each of a size that its topic takes whatever the words in it."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ import msgspec
 
 from libs.bus.pack import cut
 from libs.bus.port import Incoming, Outgoing
-from libs.contracts.events import DeadLetter, EventType
+from libs.contracts.events import DeadLetter, EventType, JobStatus
 from libs.contracts.topics import DEAD_LETTERS
 
 #: Bytes of the record that are kept; the letter says when there was more.
 MOST_QUOTED: Final = 64 * 1024
+#: Bytes of a status; beyond it the details go and the words are cut.
+MOST_STATUS: Final = 64 * 1024
 
 
 def dead_letter(record: Incoming, reason: str, *, id: str = "") -> Outgoing:
@@ -30,3 +33,13 @@ def dead_letter(record: Incoming, reason: str, *, id: str = "") -> Outgoing:
         truncated=len(value) > MOST_QUOTED,
     )
     return Outgoing(DEAD_LETTERS.name, cut(record.key), msgspec.json.encode(letter), EventType.DEAD_LETTER)
+
+
+def status_value(status: JobStatus) -> bytes:
+    value = msgspec.json.encode(status)
+    if len(value) <= MOST_STATUS:
+        return value
+    short = msgspec.structs.replace(
+        status, id=cut(status.id), message=cut(status.message), verdict=None, turn=None, evicted=None
+    )
+    return msgspec.json.encode(short)

@@ -300,6 +300,8 @@ class TaskOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
     uid: str = ""  # of a pod that was created
     node: str = ""
+    #: With REFUSED: it will be refused again as long as the pod's template is what it is.
+    lasting: bool = False
 
 
 class PlanOutcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="plan"):

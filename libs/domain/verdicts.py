@@ -69,6 +69,7 @@ class Reason(enum.StrEnum):
     NO_NODES = "the cluster has no nodes"
     EVICTING = "waiting for evicted pods to leave"
     RETRY = "changed while being decided; retried"
+    REFUSED = "refused by the API server"
 
 
 #: Per-node reasons that no departure of other tasks can remove.

@@ -122,6 +122,7 @@ class Carrier:
             try:
                 manifest = boundpods.pod_manifest(job, assignment, write.hand.plan.attempt)
             except ValueError as error:
+                write.lasting = True
                 return self._abandon(write, Landed.REFUSED, str(error))
             answer = await writes.create_pod(self._kube, namespace, manifest, timeout_s=timeout_s)
         else:
@@ -175,6 +176,7 @@ class Carrier:
                 return self._freed(write, Landed.GONE, why(answer))
             case Step.REFUSED:
                 metrics.REFUSALS.labels(code=str(answer.status)).inc()
+                write.lasting = write.assignment.create and decide.lasting(answer)
                 return self._abandon(write, Landed.REFUSED, why(answer))
             case Step.AGAIN:
                 if self._clock.monotonic() >= write.give_up_at:

@@ -16,7 +16,7 @@ from libs.domain import keys
 from libs.domain.nodes import Node
 from libs.domain.plans import Assignment
 from libs.domain.resources import WHOLE, Request
-from libs.kube.outcomes import Outcome, classify
+from libs.kube.outcomes import Outcome, classify, status_of
 from libs.kube.pods import PodView
 from libs.kube.port import Answer
 from libs.store.port import Refusal
@@ -109,6 +109,15 @@ def after_write(answer: Answer, *, create: bool) -> Step:
             if create and b"NamespaceTerminating" in answer.body:
                 return Step.GONE
             return Step.REFUSED
+
+
+def lasting(answer: Answer) -> bool:
+    """Whether a refused creation will be refused again, whatever time passes: the template is not valid, too large, or
+    not what the namespace's Pod Security allows. The other 403s (quotas, webhooks, rights, what a pod names and is not
+    there yet) may pass."""
+    if answer.status == 403:
+        return "violates PodSecurity" in (status_of(answer).message or "")
+    return answer.status in (400, 413, 422)
 
 
 class Seen(enum.Enum):

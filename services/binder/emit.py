@@ -19,9 +19,10 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
+from libs.bus.pack import cut, halved, packed
 from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher
 from libs.bus.positions import InHand, Positions
-from libs.contracts.events import EventType, Landed, OutcomesBatch, PlanOutcome, TaskOutcome
+from libs.contracts.events import EventType, Landed, PlanOutcome, TaskOutcome
 from libs.contracts.topics import OUTCOMES
 from libs.runtime.clock import Clock
 from libs.runtime.insist import Insist
@@ -37,7 +38,8 @@ T = TypeVar("T")
 _LEDGER_BATCH: Final = 256
 #: Between two flushes of a burst, seconds.
 FLUSH_EVERY_S: Final = 0.03
-_MOST_TASKS_PER_RECORD: Final = 4096
+#: Characters that are told of why a task was not bound.
+_WHY: Final = 600
 
 
 class Emitter:
@@ -86,7 +88,8 @@ class Emitter:
 
     def _land(self, write: Write, landed: Landed, why: str, uid: str = "") -> None:
         assignment = write.assignment
-        outcome = TaskOutcome(assignment.task, landed, why, uid, assignment.node)
+        lasting = write.lasting and landed is Landed.REFUSED
+        outcome = TaskOutcome(assignment.task, landed, cut(why, _WHY), uid, assignment.node, lasting)
         metrics.LANDED.labels(landed=landed.value).inc()
         for each in (write, *write.same):
             hand = each.hand
@@ -169,33 +172,29 @@ class Emitter:
 
 
 def outcome_records(hands: Sequence[PlanInHand]) -> list[Outgoing]:
-    """One record per partition (more where very many tasks landed at once)."""
+    """One record per partition, more where they say more than one takes."""
     by_partition: defaultdict[int, list[PlanOutcome]] = defaultdict(list)
     for hand in hands:
         plan = hand.plan
         by_partition[plan.partition].append(
             PlanOutcome(plan.id, plan.job, plan.partition, tuple(hand.outcomes), plan.cause)
         )
-    records = []
-    for partition, outcomes in by_partition.items():
-        some: list[PlanOutcome] = []
-        tasks = 0
-        for outcome in outcomes:
-            if some and tasks + len(outcome.tasks) > _MOST_TASKS_PER_RECORD:
-                records.append(_record(partition, some))
-                some, tasks = [], 0
-            some.append(outcome)
-            tasks += len(outcome.tasks)
-        records.append(_record(partition, some))
-    return records
+    return [
+        _record(partition, items[0], value)
+        for partition, outcomes in by_partition.items()
+        for items, value in packed(outcomes, _halves)
+    ]
 
 
-def _record(partition: int, outcomes: Sequence[PlanOutcome]) -> Outgoing:
-    first = outcomes[0]
+def _halves(outcome: PlanOutcome) -> list[PlanOutcome]:
+    return [msgspec.structs.replace(outcome, tasks=tasks) for tasks in halved(outcome.tasks) if tasks]
+
+
+def _record(partition: int, first: PlanOutcome, value: bytes) -> Outgoing:
     return Outgoing(
         topic=OUTCOMES.name,
         key=first.job,
-        value=msgspec.json.encode(OutcomesBatch(tuple(outcomes))),
+        value=value,
         type=EventType.OUTCOMES,
         partition=partition,
         headers={"cause": first.cause} if first.cause else {},

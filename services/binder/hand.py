@@ -49,6 +49,7 @@ class Write:
         "end",
         "give_up_at",
         "hand",
+        "lasting",
         "same",
         "sent",
         "stage",
@@ -74,6 +75,7 @@ class Write:
         self.unsure_until = 0.0  # until then a write that we stopped waiting for may still land
         self.end = Landed.REPLAN  # how it lands once it is fenced or settled
         self.why = ""
+        self.lasting = False  # refused, and will be again
         self.same: list[Write] = []  # the same claim, asked for again: they land with it
 
     def abandon(self, landed: Landed, why: str) -> None:

@@ -125,6 +125,7 @@ class Placement:
             self._partitions,
             owned=lambda: self._ownership.owned,
             cancelled=self._controller.cancelled,
+            waits=self._teller.waits,
         )
         self._stopping = False
 

@@ -17,6 +17,7 @@ from libs.kube import trainingjobs
 from libs.kube.grouping import NOTHING_KNOWN, Known
 from libs.kube.pods import PodView
 from libs.kube.trainingjobs import TrainingJobStatus, TrainingJobView
+from services.placement.decide import ANOTHER_TEMPLATE, REFUSED_WORD
 
 
 @dataclass(slots=True)
@@ -39,8 +40,10 @@ def assess(
     ended: Collection[str] | Recent,
     now: str,
     known: Known = NOTHING_KNOWN,
+    refusal: str = "",
 ) -> Assessment:
-    """Pure. `claimed` and `ended` are task ids: in the binder's hands, and never to be used again."""
+    """Pure. `claimed` and `ended` are task ids: in the binder's hands, and never to be used again. `refusal`: why the
+    API server will not have a pod of this attempt, where it said so."""
     base, status = view.status.attempt, view.status
     present = [p for p in pods if p.attempt >= base]
     latest: dict[tuple[str, int], PodView] = {}
@@ -55,18 +58,21 @@ def assess(
     running = [p for p in latest.values() if p.holds]
     if view.ended:
         return Assessment(trainingjobs.head_of(view, base, known), status, doomed=_alive(pods))
-    if failures:
+    if failures or refusal:
         failed = status.failed + 1
-        first = min(failures, key=lambda p: p.name)
-        why = f"pod {first.name} failed" + (f": {first.status_reason}" if first.status_reason else "")
+        why = refusal
+        if failures:
+            first = min(failures, key=lambda p: p.name)
+            why = f"pod {first.name} failed" + (f": {first.status_reason}" if first.status_reason else "")
         if failed > view.spec.backoff_limit:
             return Assessment(
                 trainingjobs.head_of(view, base, known),
                 msgspec.structs.replace(
                     status,
                     phase=Phase.FAILED,
-                    reason="BackoffLimitExceeded",
-                    message=f"{why}; attempt {failed} of {view.spec.backoff_limit + 1}",
+                    reason="BackoffLimitExceeded" if failures else REFUSED_WORD,
+                    message=f"{why}; attempt {failed} of {view.spec.backoff_limit + 1}"
+                    + ("" if failures else f". would help: {ANOTHER_TEMPLATE}"),
                     bound=0,
                     succeeded=succeeded,
                     failed=failed,

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from libs.bus.pack import ALONE, encoded_size
 from libs.domain.plans import EvictionPlan, Plan
 from libs.domain.verdicts import Kind, Reason, Verdict, Wake
 from libs.engine.api import Start
@@ -34,6 +35,14 @@ EVICTING: Final = Verdict(
     reason=Reason.EVICTING,
     message="evicted tasks are leaving; their room is kept for this job",
     wakes_on=(Wake.ROOM_FREED, Wake.NODE_ADDED),
+)
+
+#: Of a job for which so many would have to be evicted that no record can say it.
+TOO_LARGE: Final = Verdict(
+    kind=Kind.NOT_NOW,
+    reason=Reason.GANG_ROOM,
+    wakes_on=(Wake.ROOM_FREED, Wake.NODE_ADDED, Wake.NODE_CHANGED),
+    helps=("room that comes free without evictions",),
 )
 
 
@@ -109,6 +118,9 @@ class Commits:
 
     async def evictions(self, plans: list[EvictionPlan]) -> None:
         state = self._state
+        plans = [plan for plan in plans if self._can_be_told(plan)]
+        if not plans:
+            return
         answers = await self._asked(lambda: self._ledger.commit_evictions(plans))
         if answers is None:
             self._again(plans)
@@ -145,6 +157,19 @@ class Commits:
                 state.poke(job)
         if decided:
             self._emitter.evictions(decided)
+
+    def _can_be_told(self, plan: EvictionPlan) -> bool:
+        """Victims and places go together or not at all, so one that no record takes is not begun: the job waits without
+        evicting, and room is kept for it as it comes free. What gathers room is told to nobody but the ledger."""
+        if plan.gather_s or (size := encoded_size(plan)) <= ALONE:
+            return True
+        job = self._state.pending.jobs.get(plan.job)
+        if job is not None:
+            log.warning("eviction plan too large", job=plan.job, bytes=size, cause=plan.cause)
+            job.evictions = max(job.evictions, self._settings.placement_evictions)
+            message = f"the eviction plan for it would have {size} bytes, and {ALONE} at most can be told"
+            self._wait(job, msgspec.structs.replace(TOO_LARGE, message=message), self._clock.monotonic())
+        return False
 
     def _gathered(self, job: Job, plan: EvictionPlan, answer: Committed, now: float) -> None:
         start = self.starts.pop(plan.id, Start())

@@ -140,7 +140,10 @@ class Controller:
             ended=state.pending.ended,
             now=trainingjobs.when(self._clock.wall()),
             known=state.view.known,
+            refusal=job.refusal if job is not None else "",
         )
+        if job is not None:
+            job.refusal = ""
         for pod in found.doomed:
             self._doomed[pod.uid] = pod
         if found.doomed:

@@ -218,6 +218,8 @@ def tempered(verdict: Verdict, *, seen: str, view: str, waited_s: float, bound_s
     )
 
 
+#: Of a job of which the API server refused a pod, waiting or ended.
+REFUSED_WORD: Final = "RefusedByServer"
 _WORDS: Final = {
     Reason.QUOTA: "QuotaExceeded",
     Reason.QUOTA_NEVER: "QuotaExceeded",
@@ -226,6 +228,7 @@ _WORDS: Final = {
     Reason.GATED: "SchedulingGated",
     Reason.POD_GROUP: "PodGroupNotSeen",
     Reason.EVICTING: "WaitingForEvictions",
+    Reason.REFUSED: REFUSED_WORD,
 }
 
 
@@ -329,6 +332,29 @@ def judge_outcome(landed: Landed, failures: int, *, at_once: int, jitter: float)
             return Judgement(Next.LATER, _pause(failures - at_once, 0.1, 10.0, jitter))
         case Landed.REFUSED:
             return Judgement(Next.LATER, _pause(failures, 1.0, 300.0, jitter))
+
+
+def refused(pod: str, why: str, *, of_object: bool, lasting: bool, until: float) -> Verdict:
+    """What is said of a job whose pod the API server did not take, or not let be bound. `until`: when it is tried
+    again, seconds since the epoch."""
+    if lasting:
+        helps = ANOTHER_TEMPLATE if of_object else "another pod"
+    else:
+        helps = "a change of what the API server names: a quota, a policy, a webhook, an object that is missing"
+    return Verdict(
+        kind=Kind.NOT_NOW,
+        reason=Reason.REFUSED,
+        message=f"the API server refused pod {pod}: {why}"[:_SENTENCE],
+        wakes_on=(Wake.TIME, Wake.SPEC_CHANGED),
+        helps=(helps,),
+        task=pod,
+        until=until,
+    )
+
+
+ANOTHER_TEMPLATE: Final = "a pod template that the API server takes, submitted as another job"
+#: Characters of the API server's sentence with ours around it.
+_SENTENCE: Final = 700
 
 
 def _pause(times: int, base_s: float, cap_s: float, jitter: float) -> float:

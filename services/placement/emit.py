@@ -13,8 +13,10 @@ from typing import Final, NoReturn, Protocol
 import msgspec
 import structlog
 
+from libs.bus.letters import status_value
+from libs.bus.pack import ALONE, cut, halved, packed
 from libs.bus.port import BusUnavailable, Outgoing, Publisher
-from libs.contracts.events import EventType, EvictionsBatch, JobStatus, PlansBatch
+from libs.contracts.events import EventType, JobStatus
 from libs.contracts.topics import EVICTIONS, PLANS, STATUS
 from libs.domain.jobs import partition_of
 from libs.domain.plans import EvictionPlan, Plan
@@ -111,12 +113,13 @@ class Emitter:
             Outgoing(
                 topic=PLANS.name,
                 key=items[0].job,
-                value=_encode(PlansBatch(tuple(items))),
+                value=value,
                 type=EventType.PLANS,
                 partition=partition,
                 headers=_headers(items[0].cause, items[0].traceparent),
             )
-            for partition, items in by_partition.items()
+            for partition, some in by_partition.items()
+            for items, value in packed(some, _halves, most=ALONE)
         )
 
     def evictions(self, plans: Iterable[EvictionPlan]) -> None:
@@ -127,12 +130,13 @@ class Emitter:
             Outgoing(
                 topic=EVICTIONS.name,
                 key=items[0].job,
-                value=_encode(EvictionsBatch(tuple(items))),
+                value=value,
                 type=EventType.EVICTIONS,
                 partition=partition,
                 headers=_headers(items[0].cause, ""),
             )
-            for partition, items in by_partition.items()
+            for partition, some in by_partition.items()
+            for items, value in packed(some, lambda plan: (plan,), most=ALONE)
         )
 
     def statuses(self, statuses: Sequence[JobStatus]) -> None:
@@ -140,14 +144,19 @@ class Emitter:
         self.words.put(
             Outgoing(
                 topic=STATUS.name,
-                key=status.id,
-                value=_encode(status),
+                key=cut(status.id),
+                value=status_value(status),
                 type=EventType.STATUS,
                 partition=partition_of(status.job, self._partitions),
                 headers=_headers(status.cause, ""),
             )
             for status in statuses
         )
+
+
+def _halves(plan: Plan) -> list[Plan]:
+    """The same plan in parts: each claim has a name of its own, and the binder carries out what it has of a plan."""
+    return [msgspec.structs.replace(plan, assignments=some) for some in halved(plan.assignments) if some]
 
 
 def _headers(cause: str, traceparent: str) -> dict[str, str]:

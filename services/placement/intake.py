@@ -23,16 +23,19 @@ from libs.contracts.events import (
     Landed,
     OutcomesBatch,
     PlanOutcome,
+    TaskOutcome,
     TasksBatch,
     known_kind,
 )
 from libs.domain.jobs import partition_of
+from libs.domain.verdicts import Verdict
+from libs.kube.trainingjobs import task_of
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.store.pages import dump_pages
 from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 from services.placement import measures
-from services.placement.decide import Next, judge_outcome
+from services.placement.decide import Next, judge_outcome, refused
 from services.placement.jobs import Job
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
@@ -46,7 +49,8 @@ _outcomes: Final = msgspec.json.Decoder(OutcomesBatch)
 
 
 class Intake:
-    """`owned` says which partitions are ours now; `cancelled` is told of job objects being deleted."""
+    """`owned` says which partitions are ours now; `cancelled` is told of job objects being deleted, `waits` of jobs
+    that the API server refuses pods of."""
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Intake:
         *,
         owned: Callable[[], frozenset[int]],
         cancelled: Callable[[str], None],
+        waits: Callable[[Job, Verdict], None],
     ) -> None:
         self._state = state
         self._settings = settings
@@ -64,6 +69,7 @@ class Intake:
         self._partitions = partitions
         self._owned = owned
         self._cancelled = cancelled
+        self._waits = waits
         self.cluster_ready = asyncio.Event()
         self.uses_ready = state.uses_ready
 
@@ -203,8 +209,7 @@ class Intake:
             return
         bound = [t.task for t in outcome.tasks if t.landed is Landed.BOUND]
         gone: list[str] = []
-        worst: Landed | None = None
-        why = ""
+        worst: TaskOutcome | None = None
         prefix = outcome.plan + "."
         for task in outcome.tasks:
             if task.landed is Landed.BOUND:
@@ -216,8 +221,8 @@ class Intake:
                 gone.append(task.task)
                 continue
             del job.claims[task.task]
-            if worst is None or task.landed is Landed.REFUSED:
-                worst, why = task.landed, task.why
+            if worst is None or _weight(task) > _weight(worst):
+                worst = task
         if gone:
             state.not_placed(gone)
             state.pending.take_gone(job, gone)
@@ -227,12 +232,12 @@ class Intake:
         elif gone:
             state.idle(job)
         if worst is not None and job.head.key in state.pending.jobs:
-            self._judge(job, worst, why)
+            self._judge(job, worst)
         if gone and job.tasks and worst is None and job.head.key in state.pending.jobs:
             state.poke(job)
 
-    def _judge(self, job: Job, landed: Landed, why: str) -> None:
-        state = self._state
+    def _judge(self, job: Job, outcome: TaskOutcome) -> None:
+        state, landed, why = self._state, outcome.landed, outcome.why
         judged = judge_outcome(
             landed,
             job.failures,
@@ -256,6 +261,31 @@ class Intake:
         state.waiting.wake_one(job.head.key)
         state.pending.later(job, self._clock.monotonic() + judged.after_s)
         state.wake.set()
+        if landed is Landed.REFUSED:
+            self._refused(job, outcome, judged.after_s)
+
+    def _refused(self, job: Job, outcome: TaskOutcome, after_s: float) -> None:
+        """It is said of the job at once. What will be refused again is an attempt that failed: its controller counts it
+        and ends the job after its last one."""
+        state, task = self._state, job.tasks.get(outcome.task)
+        verdict = refused(
+            task.name if task is not None else outcome.task,
+            outcome.why,
+            of_object=bool(job.head.uid),
+            lasting=outcome.lasting,
+            until=self._clock.wall() + after_s,
+        )
+        state.waiting.leave(job.head.key)
+        job.verdict = verdict
+        if outcome.lasting and job.head.uid:
+            parts = task_of(outcome.task)
+            if parts is None or parts[3] < job.head.attempt:
+                return  # counted already: another attempt follows that one
+            job.refusal = verdict.message
+            state.look.add(job.head.key)
+            state.look_event.set()
+            return
+        self._waits(job, verdict)
 
     def _take_eviction(self, outcome: EvictionOutcome) -> None:
         """Nothing done, or not all: what is still to leave is waited for, the rest is decided again."""
@@ -312,6 +342,10 @@ class Intake:
             self._state.view.use(page.nodes, page.queues)
         self._state.wake.set()
         return position
+
+
+def _weight(task: TaskOutcome) -> tuple[bool, bool]:
+    return task.landed is Landed.REFUSED, task.lasting
 
 
 def _count(outcome: PlanOutcome) -> dict[Landed, int]:

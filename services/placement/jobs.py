@@ -91,6 +91,8 @@ class Job:
     verdict: Verdict | None = None
     refusals: int = 0  # by the ledger, in a row
     failures: int = 0  # by the API server, in a row
+    #: The API server's sentence about a pod of its template that it will refuse again: this attempt has failed.
+    refusal: str = ""
     evictions: int = 0  # decided for this job, in a row without a start
     not_before: float = 0.0
     reminder: float = 0.0

@@ -16,6 +16,7 @@ from typing import Final, NoReturn
 import msgspec
 import structlog
 
+from libs.bus.pack import ALONE
 from libs.bus.port import BusUnavailable, FullReader, Incoming, Outgoing, Publisher
 from libs.contracts.events import EventType, LearnedMix, MixCount, PrecisionCount, QueueLine
 from libs.contracts.topics import MIX
@@ -119,7 +120,11 @@ def _record(partition: int, learned: MixState, lines: tuple[QueueLine, ...]) -> 
     counts = tuple(MixCount(owner, *shape, count) for owner, shape, count in learned.counts)
     precisions = tuple(PrecisionCount(*kind, milli) for kind, milli in learned.demand.counts)
     mix = LearnedMix(partition, learned.seen, learned.until, counts, precisions, learned.demand.tasks, lines)
-    return Outgoing(MIX.name, str(partition), _encode(mix), EventType.MIX)
+    while len(value := _encode(mix)) > ALONE and (mix.counts or mix.lines):
+        # What is rare counts least; a line that is not told is not followed elsewhere.
+        often = sorted(mix.counts, key=lambda c: -c.count)
+        mix = msgspec.structs.replace(mix, counts=tuple(often[: len(often) // 2]), lines=mix.lines if often else ())
+    return Outgoing(MIX.name, str(partition), value, EventType.MIX)
 
 
 def _state_of(mix: LearnedMix) -> MixState:

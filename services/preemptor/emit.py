@@ -11,9 +11,10 @@ from functools import partial
 import msgspec
 import structlog
 
+from libs.bus.pack import halved, packed
 from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher
 from libs.bus.positions import InHand, Positions
-from libs.contracts.events import EventType, EvictionOutcome, OutcomesBatch
+from libs.contracts.events import EventType, EvictionOutcome
 from libs.contracts.topics import OUTCOMES
 from libs.runtime.clock import Clock
 from libs.runtime.insist import Insist
@@ -83,18 +84,25 @@ class Emitter:
 
 
 def outcome_records(outcomes: Sequence[EvictionOutcome]) -> list[Outgoing]:
-    """One record per partition."""
+    """One record per partition, more where they say more than one takes."""
     by_partition: defaultdict[int, list[EvictionOutcome]] = defaultdict(list)
     for outcome in outcomes:
         by_partition[outcome.partition].append(outcome)
     return [
         Outgoing(
             topic=OUTCOMES.name,
-            key=some[0].job,
-            value=msgspec.json.encode(OutcomesBatch(tuple(some))),
+            key=items[0].job,
+            value=value,
             type=EventType.OUTCOMES,
             partition=partition,
-            headers={"cause": some[0].cause} if some[0].cause else {},
+            headers={"cause": items[0].cause} if items[0].cause else {},
         )
         for partition, some in by_partition.items()
+        for items, value in packed(some, _halves)
     ]
+
+
+def _halves(outcome: EvictionOutcome) -> list[EvictionOutcome]:
+    evicted, refused = halved(outcome.evicted), halved(tuple(outcome.refused.items()))
+    parts = [(who, dict(why)) for who, why in zip(evicted, refused, strict=True) if who or why]
+    return [msgspec.structs.replace(outcome, evicted=who, refused=why) for who, why in parts]

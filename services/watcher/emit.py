@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
+from libs.bus.letters import status_value
 from libs.bus.pack import cut, encoded_size, halved, packed, record_size
 from libs.bus.port import BusUnavailable, Outgoing, Publisher
 from libs.contracts.events import EventType, JobChanged, JobStatus
@@ -139,7 +140,7 @@ def hint_records(hints: Sequence[JobChanged], partitions: int) -> list[Outgoing]
 def status_records(statuses: Sequence[JobStatus], partitions: int) -> list[Outgoing]:
     """What the world is told about jobs; its topic has as many partitions as that of the hints."""
     return [
-        Outgoing(STATUS.name, cut(s.id), _encode(s), EventType.STATUS, partition_of(s.job, partitions))
+        Outgoing(STATUS.name, cut(s.id), status_value(s), EventType.STATUS, partition_of(s.job, partitions))
         for s in statuses
     ]
 

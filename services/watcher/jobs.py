@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from libs.bus.letters import dead_letter
+from libs.bus.letters import dead_letter, status_value
 from libs.bus.pack import cut
 from libs.bus.port import Bus, BusUnavailable, Incoming, Outgoing
 from libs.contracts.events import DeadLetter, EventType, JobChanged, JobStatus
@@ -296,7 +296,7 @@ class JobEvents:
             headers["cause"] = record.id
         key = status.job or status.id
         partition = partition_of(key, self._bus.partitions(STATUS.name))
-        return Outgoing(STATUS.name, key, _encode(status), EventType.STATUS, partition, headers=headers)
+        return Outgoing(STATUS.name, key, status_value(status), EventType.STATUS, partition, headers=headers)
 
 
 def permanent(answer: Answer) -> bool:
