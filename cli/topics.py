@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import replace
 
 from cli.access import kafka
 from cli.acls import allow, service_rules
@@ -14,7 +12,7 @@ from libs.bus.admin import Drift, ensure_topics
 from libs.bus.port import BusMisconfigured, BusUnavailable
 from libs.contracts.access import Rule
 from libs.contracts.tenants import TenantPolicy
-from libs.contracts.topics import ALL, JOBS, Topic
+from libs.contracts.topics import with_job_topics
 from libs.host.settings import WrongSettings, read_settings
 from services.watcher.settings import WatcherSettings
 
@@ -41,13 +39,8 @@ async def _allow(bootstrap: str, prefix: str) -> list[Rule]:
 
 
 async def _ensure(bootstrap: str, *, create: bool, replicas: int) -> list[Drift]:
-    return await ensure_topics(kafka(bootstrap), create=create, topics=table(_tenants()), replicas=replicas)
-
-
-def table(tenants: Iterable[TenantPolicy]) -> tuple[Topic, ...]:
-    """All topics, with those of the tenants, which are of the shape of `drystone.jobs`."""
-    own = sorted({tenant.topic for tenant in tenants} - {topic.name for topic in ALL})
-    return (*ALL, *(replace(JOBS, name=name) for name in own))
+    wanted = with_job_topics(tenant.topic for tenant in _tenants())
+    return await ensure_topics(kafka(bootstrap), create=create, topics=wanted, replicas=replicas)
 
 
 def _tenants() -> tuple[TenantPolicy, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 HOUR_MS: Final = 3_600_000
@@ -59,3 +60,9 @@ STATUS: Final = Topic("drystone.status", JOB_PARTITIONS)
 DEAD_LETTERS: Final = Topic("drystone.dead-letters", 1, retention_ms=30 * 24 * HOUR_MS)
 
 ALL: Final = (JOBS, TASKS, CLUSTER, GPUS, MIX, PLANS, EVICTIONS, OUTCOMES, STATUS, DEAD_LETTERS)
+
+
+def with_job_topics(names: Iterable[str]) -> tuple[Topic, ...]:
+    """All topics, with those that tenants have of their own, which are of the shape of `drystone.jobs`."""
+    own = sorted(set(names) - {topic.name for topic in ALL})
+    return (*ALL, *(replace(JOBS, name=name) for name in own))

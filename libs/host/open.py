@@ -17,6 +17,7 @@ import structlog
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Bus, BusMisconfigured, BusUnavailable
 from libs.bus.settings import HEARTBEAT_S, KafkaSettings
+from libs.contracts.topics import with_job_topics
 from libs.host.parts import Parts, not_opened
 from libs.host.probes import Ask, api_server
 from libs.host.settings import CommonSettings, WrongSettings
@@ -109,7 +110,7 @@ async def open_parts(name: str, settings: CommonSettings, needs: Collection[str]
         bus: Bus = not_opened("bus", name)
         opened: KafkaBus | None = None
         if "bus" in needs:
-            bus = opened = KafkaBus(kafka_settings(name, settings))
+            bus = opened = KafkaBus(kafka_settings(name, settings), with_job_topics(settings.job_topics))
             closers.append(("bus", bus.close))
             if not await _patiently("Kafka", bus.open, BusUnavailable, settings.start_s, stop):
                 await _close(closers)

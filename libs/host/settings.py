@@ -134,6 +134,11 @@ class CommonSettings(BaseSettings):
                 raise ValueError(f"{', '.join(given)}: no certificate or key that can be read ({error})") from None
 
     @property
+    def job_topics(self) -> tuple[str, ...]:
+        """Topics that it reads beside those of the table, where it does."""
+        return ()
+
+    @property
     def secrets(self) -> list[str]:
         """What must never be printed."""
         in_url = urlsplit(self.redis_url).password or ""

@@ -53,5 +53,9 @@ class WatcherSettings(CommonSettings):
         return self
 
     @property
+    def job_topics(self) -> tuple[str, ...]:
+        return tuple(tenant.topic for tenant in self.tenants)
+
+    @property
     def tenant_by_namespace(self) -> dict[str, str]:
         return {namespace: tenant.name for tenant in self.tenants for namespace in tenant.namespaces}

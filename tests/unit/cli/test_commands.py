@@ -14,9 +14,7 @@ from cli.access import kafka
 from cli.errors import CommandError
 from cli.jobs import cancel, status, submit, why
 from cli.out import logs_aside, show
-from cli.topics import table
-from libs.contracts.tenants import TenantPolicy
-from libs.contracts.topics import ALL, JOBS
+from libs.contracts.topics import ALL, JOBS, with_job_topics
 from libs.kube.embedded import EmbeddedCluster
 from libs.kube.port import Answer
 from libs.kube.trainingjobs import object_name
@@ -210,12 +208,7 @@ def test_without_a_cluster_there_is_one_sentence_and_no_trace(tmp_path: Path) ->
 
 
 def test_tenants_topics_are_made_and_checked_like_the_others() -> None:
-    tenants = [
-        TenantPolicy(name="a", topic="a.jobs"),
-        TenantPolicy(name="b", topic="drystone.jobs"),
-        TenantPolicy(name="c", topic="a.jobs"),
-    ]
-    added = table(tenants)[len(ALL) :]
+    added = with_job_topics(["a.jobs", "drystone.jobs", "a.jobs"])[len(ALL) :]
     assert [topic.name for topic in added] == ["a.jobs"]
     assert added[0].config(3) == JOBS.config(3)
     assert added[0].partitions == JOBS.partitions
