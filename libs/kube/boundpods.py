@@ -6,7 +6,6 @@ these is taken over.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +14,8 @@ from libs.domain import keys
 from libs.domain.plans import Assignment
 from libs.kube.declared import KEYS
 from libs.kube.nesting import readable
-from libs.kube.trainingjobs import KIND, TrainingJobView
+from libs.kube.trainingjobs import KIND, TEMPLATES_KEPT, TrainingJobView
+from libs.runtime.sized import kept_by_bytes
 
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 _encode = msgspec.json.encode
@@ -91,7 +91,7 @@ def pod_manifest(view: TrainingJobView, assignment: Assignment, attempt: int) ->
     )
 
 
-@lru_cache(maxsize=1024)
+@kept_by_bytes(TEMPLATES_KEPT)
 def _prepared(template: bytes) -> _Prepared:
     try:
         decoded = msgspec.json.decode(readable(template))

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from libs.domain import keys
-from libs.domain.jobs import JobHead, Phase, Task
+from libs.domain.jobs import Barred, JobHead, Phase, Task
 from libs.domain.resources import WHOLE
 from libs.domain.topology import Topology
+from libs.domain.verdicts import Reason
 from libs.kube.declared import Declared
 from libs.kube.grouping import NOTHING_KNOWN, Known, resolve_queue
 from libs.kube.near import KEYS as NEAR_KEYS
@@ -26,10 +26,14 @@ from libs.kube.nesting import decoded
 from libs.kube.objects import Meta, template_decoder
 from libs.kube.requests import asked, tolerations
 from libs.kube.rules import rules_of
+from libs.observe import trace
+from libs.runtime.sized import kept_by_bytes
 
 RESOURCE: Final = "trainingjobs"
 KIND: Final = "TrainingJob"
 _NAME_MOST: Final = 63
+#: Bytes of pod templates of which is kept what was read of them.
+TEMPLATES_KEPT: Final = 8 * 1024 * 1024
 _encode = msgspec.json.encode
 
 
@@ -207,18 +211,34 @@ def head_of(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) -
         expected_s=view.spec.expected_seconds,
         checkpoint_s=view.spec.checkpoint_seconds,
         workload=f"{KIND}/{view.namespace}/{view.uid}",
+        traceparent=trace.valid((view.metadata.annotations or {}).get(keys.TRACEPARENT, "")),
+        barred=_too_many(view, known),
+    )
+
+
+def _too_many(view: TrainingJobView, known: Known) -> Barred | None:
+    if view.replicas <= known.most_tasks:
+        return None
+    return Barred(
+        Reason.TOO_MANY_TASKS,
+        f"the job has {view.replicas} tasks, at most {known.most_tasks} of one job are served",
+        f"a job of fewer tasks, or DRYSTONE_JOB_TASKS raised up to {view.replicas}",
+        never=True,
     )
 
 
 def expand(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) -> tuple[JobHead, list[Task]]:
     """All tasks of one attempt, as if none had been created yet. A template that cannot be read or served gives tasks
-    with the reasons in `unsupported`."""
+    with the reasons in `unsupported`. Of a job with too many only the first is given: it carries what the job is
+    told."""
     tasks: list[Task] = []
+    head = head_of(view, attempt, known)
     created = view.metadata.created
     for role in view.spec.roles:
         said = tuple(view.spec.wishes(role).items())
         shape, marks = _shape(bytes(role.template), view.namespace, _labels_of(view), said)
-        near = _nearness(marks, role.replicas) if marks else None
+        replicas = role.replicas if head.barred is None else min(role.replicas, 1 - len(tasks))
+        near = _nearness(marks, replicas) if marks else None
         tasks.extend(
             Task(
                 id=task_id(view.uid, role.name, index, attempt),
@@ -236,9 +256,9 @@ def expand(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) ->
                 rules=shape.rules,
                 topology=near[index][0] if near is not None else None,
             )
-            for index in range(role.replicas)
+            for index in range(replicas)
         )
-    return head_of(view, attempt, known), tasks
+    return head, tasks
 
 
 def gpu_milli(view: TrainingJobView) -> int:
@@ -270,7 +290,7 @@ def _nearness(marks: Mapping[str, str], replicas: int) -> list[tuple[Topology | 
     return [one(index) for index in range(replicas)] if grouped else [first] * replicas
 
 
-@lru_cache(maxsize=1024)
+@kept_by_bytes(TEMPLATES_KEPT)
 def _shape(
     template: bytes, namespace: str, ours: tuple[tuple[str, str], ...], said: tuple[tuple[str, str], ...] = ()
 ) -> tuple[Task, dict[str, str]]:

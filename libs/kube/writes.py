@@ -90,7 +90,13 @@ def binding_body(namespace: str, pod: str, uid: str, version: str, node: str, an
 
 
 async def create_pod(kube: Kube, namespace: str, manifest: bytes, *, timeout_s: float = WRITE_TIMEOUT_S) -> Answer:
-    return await kube.call("POST", f"/api/v1/namespaces/{namespace}/pods", manifest, timeout_s=timeout_s)
+    """Strictly: a field that the server does not know is refused with its name. By itself the server would leave it
+    out, and a limit that was misspelled would be none."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    return await kube.call("POST", path, manifest, params=_STRICT, timeout_s=timeout_s)
+
+
+_STRICT: Final = {"fieldValidation": "Strict"}
 
 
 async def get_pod(kube: Kube, namespace: str, name: str, *, timeout_s: float = WRITE_TIMEOUT_S) -> Answer:

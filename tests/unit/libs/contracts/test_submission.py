@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.strict import Rejected
-from libs.contracts.submission import Submission, job_id, parse_cancel, parse_submit
+from libs.contracts.submission import MOST_BYTES, Submission, job_id, parse_cancel, parse_submit
 from libs.contracts.tenants import TenantPolicy, foreign_queues
 
 TEAM = TenantPolicy(
@@ -223,3 +223,26 @@ def test_a_wish_that_cannot_be_read_is_refused_where_it_stands(wrong: dict[str, 
     said = submit(job(**wrong))
     assert isinstance(said, Rejected)
     assert said.path == path
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [[1e16] * 60_000, ["<" * 90_000] * 3],
+    ids=["numbers", "brackets"],
+)
+def test_an_event_that_would_be_a_far_larger_object_is_refused(unknown: object) -> None:
+    """The API server writes numbers out and escapes what could be HTML: its store would not take the object, which is
+    answered as a fault of the server's own."""
+    spec = {"containers": [{"name": "m", "image": "i"}], "x": unknown}
+    raw = json.dumps({"id": "large", "roles": [{"template": {"spec": spec}}]}, ensure_ascii=False).encode()
+    assert len(raw) < MOST_BYTES
+    refused = parse_submit(raw, TenantPolicy(pod_security="baseline"))
+    assert isinstance(refused, Rejected)
+    assert (refused.id, refused.path) == ("large", "roles")
+    assert "the API server would keep" in refused.reason
+
+
+def test_a_job_with_long_arguments_is_taken_up_to_what_an_event_may_have() -> None:
+    template = {"image": "i", "args": ["x" * 1000] * 500}
+    raw = json.dumps({"id": "long", "roles": [{"template": template}]}).encode()
+    assert not isinstance(parse_submit(raw, TenantPolicy()), Rejected)
