@@ -2,7 +2,7 @@
 
 A seeded generator. It knows the shape of a submission, so that most of what it makes gets past the first check and is
 wrong further in: one field of another type, a number that is no number, a pod template that asks for the host, the
-namespace of another tenant, an id that was used before, headers that are no CloudEvents.
+namespace of another tenant, an id that was used before, headers that are no CloudEvents, little that becomes much.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import copy
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bench.oddities import NUMBERS, ODD, OF_OTHERS, TYPES, UNKNOWN, hostile_fields, pod_spec
+from bench.oddities import NUMBERS, ODD, OF_OTHERS, TYPES, UNKNOWN, hostile_fields, pod_spec, refused_fields
 from libs.contracts.events import EventType
 from libs.domain import keys
 
@@ -158,6 +158,41 @@ class Generator:
         body = self._job(id)
         name, values = self._rng.choice(OF_OTHERS)
         body[name] = self._rng.choice(values)
+        return self._event(id, kind, body)
+
+    # -- little that becomes much -------------------------------------------------------------------------------------
+
+    def huge_key(self, id: str, kind: str) -> Hostile:
+        """As text a byte that is no UTF-8 is four characters, as JSON a control character is six."""
+        event = self._event(id, kind, self._rng.choice((self._job(id), b"rubbish")))
+        size = self._rng.choice((2_000, 100_000, 900_000))
+        key = self._rng.choice((b"\xff", b"\x00", "\N{SNOWMAN}".encode())) * size
+        return replace(event, key=key[: MOST_SENT - len(event.value or b"") - 2_000])
+
+    def wide(self, id: str, kind: str) -> Hostile:
+        """Labels that each of very many tasks would carry."""
+        body = self._job(id)
+        labels = {f"team.example.com/label-{n}": "v" * 50 for n in range(self._rng.choice((60, 600)))}
+        replicas = self._rng.choice((100, 1_000, 10_000))
+        template = {"metadata": {"labels": labels}, "spec": pod_spec()}
+        body["roles"] = [{"name": "worker", "replicas": replicas, "template": template}]
+        return self._event(id, kind, body)
+
+    def grows(self, id: str, kind: str) -> Hostile:
+        """What the API server writes out: four bytes become sixteen, one becomes six."""
+        body, spec = self._job(id), pod_spec()
+        count = self._rng.choice((1_000, 60_000, 100_000))
+        said = self._rng.choice((b"[" + b"1e15," * count + b"1]", b'"' + b"<" * 4 * count + b'"'))
+        spec[self._rng.choice(("x", "overhead", "nodeSelector"))] = "@"
+        body["roles"][0]["template"] = {"spec": spec}
+        return self._event(id, kind, json.dumps(body).encode().replace(b'"@"', said))
+
+    def refused(self, id: str, kind: str) -> Hostile:
+        """A good job as far as it is a job, whose pods the API server will not have."""
+        body, spec = self._job(id), pod_spec()
+        where, name, value = self._rng.choice(refused_fields(spec))
+        where[name] = value
+        body["roles"][0]["template"] = {"spec": spec}
         return self._event(id, kind, body)
 
     # -- envelopes ----------------------------------------------------------------------------------------------------
@@ -312,6 +347,10 @@ _TABLE: Final[tuple[tuple[str, _Make, int], ...]] = (
     ("number", Generator.number, 7),
     ("huge gang", Generator.huge, 1),
     ("pod template", Generator.template, 12),
+    ("huge key", Generator.huge_key, 1),
+    ("wide labels", Generator.wide, 1),
+    ("grows", Generator.grows, 1),
+    ("refused by the server", Generator.refused, 3),
     ("of others", Generator.elsewhere, 5),
     ("headers", Generator.headers, 6),
     ("structured", Generator.structured, 3),

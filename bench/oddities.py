@@ -111,3 +111,19 @@ def hostile_fields(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str, Any]
         (requests, "hugepages-2Mi", "7"),
         (requests, "cpu", {"a": 1}),
     ]
+
+
+def refused_fields(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str, Any]]:
+    """(where, field, what it is set to): nobody is harmed, and no API server takes the pod."""
+    main = spec["containers"][0]
+    return [
+        (main, "name", "Not A Name"),
+        (main, "imagePullPolicy", "Perhaps"),
+        (main, "resorces", {"limits": {"cpu": "1"}}),
+        (main, "env", [{"name": "A", "valueFrom": {"secretKeyRef": {}}}]),
+        (spec, "dnsPolicy", "Perhaps"),
+        (spec, "restartPolicy", "Sometimes"),
+        (spec, "activeDeadlineSeconds", 0),
+        (spec, "serviceAccountName", "nobody-made-this"),
+        (spec, "volumes", [{"name": "v", "configMap": {}}]),
+    ]

@@ -63,11 +63,11 @@ def test_events_are_of_every_kind_and_within_what_the_topic_takes() -> None:
     events = [generator.next() for _ in range(1000)]
     assert {e.kind for e in events} == {
         "good", "the same again", "id of another job", "cancel", "field", "number", "huge gang", "pod template",
-        "of others", "headers", "structured", "bytes",
+        "of others", "headers", "structured", "bytes", "huge key", "wide labels", "grows", "refused by the server",
     }  # fmt: skip
     assert len({e.id for e in events}) == len(events)
     assert all(0 <= e.partition < 12 for e in events)
-    assert max(len(e.value or b"") for e in events) < 1 << 20
+    assert max(len(e.value or b"") + len(e.key or b"") for e in events) < 1 << 20
     good = [json.loads(e.value or b"") for e in events if e.kind == "good"]
     again = [json.loads(e.value or b"") for e in events if e.kind == "the same again"]
     assert all(body in good for body in again)
