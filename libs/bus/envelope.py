@@ -17,6 +17,7 @@ import msgspec
 
 from libs.bus.ids import event_id
 from libs.bus.port import Incoming, Outgoing
+from libs.observe import trace
 
 #: What one record may carry in headers; more is a hostile or broken producer.
 MAX_HEADERS: Final = 64
@@ -99,6 +100,7 @@ def read(topic: str, partition: int, offset: int, key: bytes | None, value: byte
             return _structured(topic, partition, offset, text, value, found)
         if kind == _BATCHED:
             return Incoming(topic, partition, offset, text, value, "", fault="batched mode is not supported on Kafka")
+    _trace(found)
     version = found.pop("specversion", "")
     id, source, type = found.pop("id", ""), found.pop("source", ""), found.pop("type", "")
     if len(id) > MAX_ID_BYTES:
@@ -108,6 +110,15 @@ def read(topic: str, partition: int, offset: int, key: bytes | None, value: byte
     return Incoming(
         topic, partition, offset, text, value, "", id, source, found, _what_is_wrong(version, id, source, type)
     )
+
+
+def _trace(headers: dict[str, str]) -> None:
+    """What is no trace context is dropped, and what vendors added to it with it."""
+    said = headers.pop("traceparent", "")
+    if said and (context := trace.valid(said)):
+        headers["traceparent"] = context
+    else:
+        headers.pop("tracestate", None)
 
 
 _LONG_ID: Final = f"a CloudEvents id of more than {MAX_ID_BYTES} characters"
@@ -171,6 +182,7 @@ def _structured(
                 return fault(f"the CloudEvents attribute {name} has more than {MAX_HEADER_BYTES} characters")
             case _:
                 return fault(f"the CloudEvents attribute {name} is neither text, number nor truth value")
+    _trace(headers)
     return Incoming(topic, partition, offset, key, payload, event.type, event.id, event.source, headers)
 
 

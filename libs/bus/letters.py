@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from libs.bus.pack import cut
-from libs.bus.port import Incoming, Outgoing
+from libs.bus.port import Incoming, Outgoing, onward
 from libs.contracts.events import DeadLetter, EventType, JobStatus
 from libs.contracts.topics import DEAD_LETTERS
 
@@ -32,7 +32,10 @@ def dead_letter(record: Incoming, reason: str, *, id: str = "") -> Outgoing:
         value=base64.b64encode(value[:MOST_QUOTED]).decode(),
         truncated=len(value) > MOST_QUOTED,
     )
-    return Outgoing(DEAD_LETTERS.name, cut(record.key), msgspec.json.encode(letter), EventType.DEAD_LETTER)
+    headers = onward(cut(record.id), record.headers.get("traceparent", ""))
+    return Outgoing(
+        DEAD_LETTERS.name, cut(record.key), msgspec.json.encode(letter), EventType.DEAD_LETTER, headers=headers
+    )
 
 
 def status_value(status: JobStatus) -> bytes:

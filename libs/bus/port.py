@@ -38,6 +38,16 @@ class Incoming:
     fault: str = ""
 
 
+def onward(cause: str, traceparent: str) -> dict[str, str]:
+    """Headers of what follows from an event: its id, and its trace context (valid, as `Incoming` has it)."""
+    headers = {}
+    if cause:
+        headers["cause"] = cause
+    if traceparent:
+        headers["traceparent"] = traceparent
+    return headers
+
+
 class Publisher(Protocol):
     async def publish(self, records: Sequence[Outgoing]) -> None:
         """Return when the broker has acknowledged all records (acks=all, idempotent). Raises BusUnavailable. What is

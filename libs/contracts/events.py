@@ -310,6 +310,7 @@ class PlanOutcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="plan"):
     partition: int
     tasks: tuple[TaskOutcome, ...]
     cause: str = ""
+    traceparent: str = ""
 
 
 class EvictionOutcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="eviction"):
@@ -322,6 +323,7 @@ class EvictionOutcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="evic
     refused: dict[str, str] = {}
     void: str = ""  # why nothing was done at all
     cause: str = ""
+    traceparent: str = ""
 
 
 class OutcomesBatch(msgspec.Struct, frozen=True):
@@ -350,6 +352,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     turn: Turn | None = None
     #: With reason Evicted: for whom pods of it were evicted, and by which rule.
     evicted: Eviction | None = None
+    #: W3C trace context of what asked for it; the record's header has it too.
+    traceparent: str = ""
 
 
 class EventType:

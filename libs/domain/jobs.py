@@ -88,6 +88,7 @@ class JobHead(msgspec.Struct, frozen=True, omit_defaults=True):
     #: pods, else the job's key. Evictions are counted by it.
     workload: str = ""
     barred: Barred | None = None
+    traceparent: str = ""  # W3C trace context of what asked for it
 
 
 def opens(known: JobHead, later: JobHead) -> bool:

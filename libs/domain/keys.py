@@ -49,6 +49,9 @@ TASK: Final = "drystone.dev/task"  # "<role>/<index>/<attempt>" on pods we creat
 FENCE: Final = "drystone.dev/fence"  # the claim: its late write was made impossible
 FENCE_MARK: Final = "drystone.dev/fence-mark"  # never the same twice, so that the pod's version moves on each time
 
+# Written by the watcher on a job object that an event made, and read from pods and job objects.
+TRACEPARENT: Final = "drystone.dev/traceparent"  # W3C trace context
+
 #: All that the binder writes, and nobody else may.
 RESULTS: Final = frozenset({GPUS, GPU_MIB, GPU_MILLI, CLAIM, JOB_KEY, TASK, FENCE, FENCE_MARK})
 

@@ -99,3 +99,4 @@ class EvictionPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     start_s: int = 0
     since: float = 0.0
     place: tuple[int, int, float, str] = (1, 0, 0.0, "")
+    traceparent: str = ""

@@ -15,6 +15,7 @@ from libs.domain.jobs import Barred, JobHead
 from libs.domain.verdicts import Reason
 from libs.kube.declared import declared
 from libs.kube.pods import PodView
+from libs.observe import trace
 
 _MIN_ANNOTATIONS: Final = (
     "gang.scheduling.koordinator.sh/min-available",
@@ -79,6 +80,7 @@ def job_of(pod: PodView, known: Known = NOTHING_KNOWN) -> JobHead:
         checkpoint_s=said.checkpoint_s,
         workload=workload_of(pod) or key,
         barred=_barred(pod, known),
+        traceparent=trace.valid(pod.annotations.get(keys.TRACEPARENT, "")),
     )
 
 

@@ -1,17 +1,16 @@
-"""W3C trace context (traceparent, version 00) across processes: read, continue, begin.
+"""W3C trace context (traceparent, version 00) across processes: what is read is checked, and passed on as it came.
 
-Spans themselves are OpenTelemetry's business; what must never break is that the trace id of a submitted job reaches
-the write that binds it. A header that is not valid is dropped, as the specification asks, never passed on.
+Drystone records no spans of its own, so it passes on its caller's context, as the specification asks of who takes no
+part: the trace id of what asked for a job stands on every record that follows, up to the status that says it is bound.
+A header that is not valid is dropped, never passed on.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import dataclass
 
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_rng = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,7 @@ def parse(traceparent: str) -> TraceContext | None:
     return TraceContext(trace_id, span_id, bool(int(flags, 16) & 1))
 
 
-def begin(sampled: bool = True) -> TraceContext:
-    """A new trace."""
-    return TraceContext(f"{_rng.getrandbits(128) | 1:032x}", f"{_rng.getrandbits(64) | 1:016x}", sampled)
-
-
-def child(traceparent: str) -> str:
-    """The next hop of a trace: same trace id, a span id of our own. A new trace where there is no valid one."""
-    parent = parse(traceparent)
-    if parent is None:
-        return str(begin())
-    return str(TraceContext(parent.trace_id, f"{_rng.getrandbits(64) | 1:016x}", parent.sampled))
+def valid(traceparent: str) -> str:
+    """What is passed on of it: the same context in version 00, empty where there is none."""
+    context = parse(traceparent) if traceparent else None
+    return str(context) if context is not None else ""

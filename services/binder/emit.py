@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from libs.bus.pack import cut, halved, packed
-from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher
+from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher, onward
 from libs.bus.positions import InHand, Positions
 from libs.contracts.events import EventType, Landed, PlanOutcome, TaskOutcome
 from libs.contracts.topics import OUTCOMES
@@ -177,7 +177,9 @@ def outcome_records(hands: Sequence[PlanInHand]) -> list[Outgoing]:
     for hand in hands:
         plan = hand.plan
         by_partition[plan.partition].append(
-            PlanOutcome(plan.id, plan.job, plan.partition, tuple(hand.outcomes), plan.cause)
+            PlanOutcome(
+                plan.id, plan.job, plan.partition, tuple(hand.outcomes), plan.cause, traceparent=plan.traceparent
+            )
         )
     return [
         _record(partition, items[0], value)
@@ -197,7 +199,7 @@ def _record(partition: int, first: PlanOutcome, value: bytes) -> Outgoing:
         value=value,
         type=EventType.OUTCOMES,
         partition=partition,
-        headers={"cause": first.cause} if first.cause else {},
+        headers=onward(first.cause, first.traceparent),
     )
 
 

@@ -92,6 +92,7 @@ def eviction_of(job: Job, decision: Decision, placements: Sequence[Placement], t
         rule=decision.rule,
         cause=job.cause,
         tenant=head.tenant,
+        traceparent=job.traceparent,
     )
 
 
@@ -280,6 +281,7 @@ def told(
         verdict=verdict,
         cause=job.cause,
         turn=turn,
+        traceparent=job.traceparent,
     )
 
 

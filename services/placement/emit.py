@@ -15,7 +15,7 @@ import structlog
 
 from libs.bus.letters import status_value
 from libs.bus.pack import ALONE, cut, halved, packed
-from libs.bus.port import BusUnavailable, Outgoing, Publisher
+from libs.bus.port import BusUnavailable, Outgoing, Publisher, onward
 from libs.contracts.events import EventType, JobStatus
 from libs.contracts.topics import EVICTIONS, PLANS, STATUS
 from libs.domain.jobs import partition_of
@@ -116,7 +116,7 @@ class Emitter:
                 value=value,
                 type=EventType.PLANS,
                 partition=partition,
-                headers=_headers(items[0].cause, items[0].traceparent),
+                headers=onward(items[0].cause, items[0].traceparent),
             )
             for partition, some in by_partition.items()
             for items, value in packed(some, _halves, most=ALONE)
@@ -133,7 +133,7 @@ class Emitter:
                 value=value,
                 type=EventType.EVICTIONS,
                 partition=partition,
-                headers=_headers(items[0].cause, ""),
+                headers=onward(items[0].cause, items[0].traceparent),
             )
             for partition, some in by_partition.items()
             for items, value in packed(some, lambda plan: (plan,), most=ALONE)
@@ -148,7 +148,7 @@ class Emitter:
                 value=status_value(status),
                 type=EventType.STATUS,
                 partition=partition_of(status.job, self._partitions),
-                headers=_headers(status.cause, ""),
+                headers=onward(status.cause, status.traceparent),
             )
             for status in statuses
         )
@@ -157,12 +157,3 @@ class Emitter:
 def _halves(plan: Plan) -> list[Plan]:
     """The same plan in parts: each claim has a name of its own, and the binder carries out what it has of a plan."""
     return [msgspec.structs.replace(plan, assignments=some) for some in halved(plan.assignments) if some]
-
-
-def _headers(cause: str, traceparent: str) -> dict[str, str]:
-    headers = {}
-    if cause:
-        headers["cause"] = cause
-    if traceparent:
-        headers["traceparent"] = traceparent
-    return headers

@@ -188,7 +188,8 @@ class Pending:
             if change.seen and newer(change.seen, job.seen):
                 job.seen = change.seen
             if new:
-                job.cause, job.traceparent = change.cause or job.cause, change.traceparent or job.traceparent
+                job.cause = change.cause or job.cause
+                job.traceparent = change.traceparent or job.traceparent or head.traceparent
         if new:
             job.failures = 0 if job.failures and not job.claims else job.failures
             self.dirty(job)

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from libs.bus.pack import halved, packed
-from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher
+from libs.bus.port import BusUnavailable, GroupReader, Outgoing, Publisher, onward
 from libs.bus.positions import InHand, Positions
 from libs.contracts.events import EventType, EvictionOutcome
 from libs.contracts.topics import OUTCOMES
@@ -95,7 +95,7 @@ def outcome_records(outcomes: Sequence[EvictionOutcome]) -> list[Outgoing]:
             value=value,
             type=EventType.OUTCOMES,
             partition=partition,
-            headers={"cause": items[0].cause} if items[0].cause else {},
+            headers=onward(items[0].cause, items[0].traceparent),
         )
         for partition, some in by_partition.items()
         for items, value in packed(some, _halves)

@@ -295,13 +295,16 @@ class Evictor:
         metrics.EVICTIONS.labels(rule=plan.rule, outcome="refused").inc(len(refused))
         metrics.PLANS.labels(outcome="refused" if refused else "evicted").inc()
         return EvictionOutcome(
-            plan.id, plan.job, plan.partition, evicted=tuple(left), refused=dict(refused), cause=plan.cause
-        )
+            plan.id, plan.job, plan.partition, evicted=tuple(left), refused=dict(refused), cause=plan.cause,
+            traceparent=plan.traceparent,
+        )  # fmt: skip
 
     def _void(self, plan: EvictionPlan, reason: str) -> EvictionOutcome:
         metrics.PLANS.labels(outcome="void").inc()
         log.info("eviction void", plan=plan.id, job=plan.job, why=reason, cause=plan.cause)
-        return EvictionOutcome(plan.id, plan.job, plan.partition, void=reason, cause=plan.cause)
+        return EvictionOutcome(
+            plan.id, plan.job, plan.partition, void=reason, cause=plan.cause, traceparent=plan.traceparent
+        )
 
     # -- small things ------------------------------------------------------------------------------------------------
 

@@ -106,6 +106,7 @@ class Victims:
             bound=self.bound,
             attempt=head.attempt,
             evicted=msgspec.structs.replace(self.reason, pods=len(names)),
+            traceparent=head.traceparent,
         )
 
 
@@ -127,6 +128,7 @@ class Hint:
             tuple(self.bound),
             tuple(self.gone),
             cause=f"{head.key}@{seen}",
+            traceparent=head.traceparent,
             deleted=self.deleted,
             seen=seen,
         )

@@ -16,7 +16,7 @@ import structlog
 
 from libs.bus.letters import status_value
 from libs.bus.pack import cut, encoded_size, halved, packed, record_size
-from libs.bus.port import BusUnavailable, Outgoing, Publisher
+from libs.bus.port import BusUnavailable, Outgoing, Publisher, onward
 from libs.contracts.events import EventType, JobChanged, JobStatus
 from libs.contracts.topics import CLUSTER, STATUS, TASKS
 from libs.domain.jobs import partition_of
@@ -130,7 +130,7 @@ def hint_records(hints: Sequence[JobChanged], partitions: int) -> list[Outgoing]
     return [
         Outgoing(
             TASKS.name, items[0].head.key, value, EventType.TASKS, partition,
-            headers={"cause": items[0].cause} if items[0].cause else {},
+            headers=onward(items[0].cause, items[0].traceparent),
         )
         for partition, some in by_partition.items()
         for items, value in packed(some, _halves)
@@ -140,9 +140,12 @@ def hint_records(hints: Sequence[JobChanged], partitions: int) -> list[Outgoing]
 def status_records(statuses: Sequence[JobStatus], partitions: int) -> list[Outgoing]:
     """What the world is told about jobs; its topic has as many partitions as that of the hints."""
     return [
-        Outgoing(STATUS.name, cut(s.id), status_value(s), EventType.STATUS, partition_of(s.job, partitions))
+        Outgoing(
+            STATUS.name, cut(s.id), status_value(s), EventType.STATUS, partition_of(s.job, partitions),
+            headers=onward(s.cause, s.traceparent),
+        )
         for s in statuses
-    ]
+    ]  # fmt: skip
 
 
 def _told(hint: JobChanged) -> JobChanged:

@@ -15,12 +15,13 @@ import structlog
 
 from libs.bus.letters import dead_letter, status_value
 from libs.bus.pack import cut
-from libs.bus.port import Bus, BusUnavailable, Incoming, Outgoing
+from libs.bus.port import Bus, BusUnavailable, Incoming, Outgoing, onward
 from libs.contracts.events import DeadLetter, EventType, JobChanged, JobStatus
 from libs.contracts.strict import Rejected
 from libs.contracts.submission import CancelJob, Submission, job_id, parse_cancel, parse_submit
 from libs.contracts.tenants import TenantPolicy, foreign_queues
 from libs.contracts.topics import DEAD_LETTERS, STATUS, TASKS
+from libs.domain import keys
 from libs.domain.jobs import Phase, partition_of
 from libs.kube import trainingjobs, writes
 from libs.kube.grouping import NOTHING_KNOWN, Known
@@ -164,6 +165,7 @@ class JobEvents:
         answer = await writes.create_trainingjob(
             self._kube, submission.namespace, name, submission.spec,
             labels={TENANT_LABEL: tenant.name},
+            annotations={keys.TRACEPARENT: traced} if (traced := record.headers.get("traceparent")) else None,
             timeout_s=self._settings.write_timeout_s,
         )  # fmt: skip
         outcome = classify(answer)
@@ -291,9 +293,8 @@ class JobEvents:
         metrics.INTAKE.labels(tenant.name, "dead-letter").inc()
 
     def _status(self, record: Incoming, status: JobStatus) -> Outgoing:
-        headers = {k: v for k, v in record.headers.items() if k == "traceparent"}
-        if record.id:
-            headers["cause"] = record.id
+        status = msgspec.structs.replace(status, traceparent=record.headers.get("traceparent", ""))
+        headers = onward(record.id, status.traceparent)
         key = status.job or status.id
         partition = partition_of(key, self._bus.partitions(STATUS.name))
         return Outgoing(STATUS.name, key, status_value(status), EventType.STATUS, partition, headers=headers)

@@ -83,3 +83,21 @@ def test_nothing_that_arrives_raises(headers: list, value: bytes | None, key: by
 def test_an_attribute_that_cloudevents_does_not_allow_is_a_programming_error(name: str) -> None:
     with pytest.raises(ValueError, match="attribute"):
         Writer("s").headers(Outgoing("t", "k", b"", "x", headers={name: "v"}))
+
+
+@pytest.mark.parametrize("structured", [False, True])
+@pytest.mark.parametrize(
+    ("said", "passed_on"), [(PARENT, {"traceparent": PARENT, "tracestate": "a=b"}), ("00-zz", {}), ("", {})]
+)
+def test_a_trace_context_that_is_none_is_dropped_with_its_state(
+    structured: bool, said: str, passed_on: dict[str, str]
+) -> None:
+    event = {"specversion": "1.0", "id": "1", "source": "s", "type": "t"}
+    if structured:
+        whole = json.dumps({**event, "traceparent": said, "tracestate": "a=b"}).encode()
+        got = read("t", 0, 0, b"k", whole, [("content-type", b"application/cloudevents+json")])
+    else:
+        plain = [("traceparent", said.encode()), ("tracestate", b"a=b")]
+        got = read("t", 0, 0, b"k", b"{}", [*((f"ce_{k}", v.encode()) for k, v in event.items()), *plain])
+    assert got.fault == ""
+    assert got.headers == passed_on

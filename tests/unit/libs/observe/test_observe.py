@@ -50,18 +50,19 @@ def test_a_metric_is_made_once_and_another_kind_is_refused() -> None:
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\n",
     ],
 )
-def test_an_invalid_traceparent_begins_a_new_trace(header: str) -> None:
+def test_an_invalid_traceparent_is_not_passed_on(header: str) -> None:
     assert trace.parse(header) is None
-    assert trace.parse(trace.child(header)) is not None
+    assert trace.valid(header) == ""
 
 
-def test_a_trace_goes_on_under_its_id() -> None:
+def test_a_trace_goes_on_as_it_came() -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
-    child = trace.parse(trace.child(parent))
-    assert child is not None
-    assert child.trace_id == "0af7651916cd43dd8448eb211c80319c"
-    assert child.span_id != "b7ad6b7169203331"
-    assert not child.sampled
+    assert trace.valid(parent) == parent
+
+
+def test_of_a_later_version_is_passed_on_what_this_one_knows() -> None:
+    later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what-the-future-brings"
+    assert trace.valid(later) == "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def test_health_is_told_over_http() -> None:

@@ -123,3 +123,15 @@ async def test_hints_that_no_broker_takes_are_dropped_beyond_their_bytes() -> No
         await emit.report(changes, "1")
     assert sum(record_size(record) for record in emit._hints) <= HINT_BYTES_MOST
     assert emit._hints[-1].key == "pod/team/p39"
+
+
+def test_a_hint_in_several_records_is_of_one_trace() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    changes = Changes()
+    hint = changes.hint(JobHead("job/team/wide", "team", "team", traceparent=trace))
+    hint.tasks.update({f"t{n}": Task(f"t{n}", f"t{n}", "team", labels={"x": "y" * 1000}) for n in range(3000)})
+    records = hint_records([hint.event("7")], 12)
+    assert len(records) > 1
+    for record in records:
+        assert record.headers["traceparent"] == trace
+        assert {item.traceparent for item in msgspec.json.decode(record.value or b"", type=TasksBatch).items} == {trace}
