@@ -185,9 +185,12 @@ class Books(RuleBasedStateMachine):
         gang=st.booleans(),
         twice=st.booleans(),
         ends=st.sampled_from((0, 100, 400)),
+        yields=st.booleans(),
     )
-    def commit(self, work: list[tuple[str, Charge]], queue: str, gang: bool, twice: bool, ends: int) -> None:
-        plan = msgspec.structs.replace(self.plan(work, queue, gang), ends_s=ends)
+    def commit(
+        self, work: list[tuple[str, Charge]], queue: str, gang: bool, twice: bool, ends: int, yields: bool
+    ) -> None:
+        plan = msgspec.structs.replace(self.plan(work, queue, gang), ends_s=ends, yields=yields)
         (answer,) = self.run(self.ledger.commit([plan]))
         if gang:
             assert len(answer.taken) in (0, len(plan.assignments))
@@ -262,6 +265,26 @@ class Books(RuleBasedStateMachine):
         if uid in self.marked and self.marked[uid] in self.evictions:
             assert not answer.taken
         if answer.taken:
+            self.evictions[plan.id] = plan
+            self.marked[uid] = plan.id
+
+    @precondition(lambda self: self.bound and self.gatherers)
+    @rule(pick=picks)
+    def calls_back(self, pick: int) -> None:
+        """An eviction without assignments: the room of the victim goes to whom it gathers for."""
+        gatherer = self.evictions.get(self.gatherers[sorted(self.gatherers)[pick % len(self.gatherers)]])
+        uid = sorted(self.bound)[pick % len(self.bound)]
+        if gatherer is None:
+            return
+        self.n += 1
+        plan = msgspec.structs.replace(
+            gatherer, id=f"p{self.n}", gather_s=0, assignments=(), rule="lent",
+            victims=(Victim(uid, "v", "d", self.bound[uid][0], "low", 0),),
+        )  # fmt: skip
+        (answer,) = self.run(self.ledger.commit_evictions([plan]))
+        assert not answer.taken
+        assert uid not in self.marked or answer.refused or self.marked[uid] not in self.evictions
+        if not answer.refused:
             self.evictions[plan.id] = plan
             self.marked[uid] = plan.id
 
