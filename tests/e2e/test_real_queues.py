@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +101,28 @@ async def test_who_was_evicted_and_what_was_used_stands_in_the_queues_status(wor
     (row,) = json.loads(done.stdout)
     assert row["used"][keys.GPU_RESOURCE] == "8"
     assert row["evicted"].keys() == gone
+
+
+async def test_the_half_life_of_what_was_used_is_changed_by_its_owner_and_the_mean_does_not_jump(world: World) -> None:
+    await world.nodes(1)
+    above = await make(world, {}, "org")
+    queue = await make(world, {"parent": above, "namespaces": [world.namespace]}, "team")
+    await world.create(*(world.pod(f"p-{n}") for n in range(4)))
+    await world.until(lambda pods: sum(p.view.phase == "Running" for p in pods.values()) == 4)
+
+    async def told(half_life_s: int | None) -> dict[str, Any]:
+        async with asyncio.timeout(90):
+            while True:
+                said = (await status(world, queue)).get("history") or {}
+                if said.get("gpuMilliSeconds") and half_life_s in (None, said["halfLifeSeconds"]):
+                    return said
+                await asyncio.sleep(0.2)
+
+    def mean(said: dict[str, Any]) -> float:
+        return float(said["gpuMilliSeconds"] * math.log(2) / said["halfLifeSeconds"])
+
+    before = await told(None)
+    await change(world, above, usageHalfLifeSeconds=3600)
+    after = await told(3600)
+    most = 4000 * (1 - 2 ** (-(after["at"] - before["at"]) / 3600))
+    assert mean(before) * 0.99 <= mean(after) <= mean(before) + most + 1.0
