@@ -28,6 +28,7 @@ from libs.kube.errors import BadConfiguration
 from libs.kube.identity import Identity, from_kubeconfig, in_cluster
 from libs.kube.nesting import readable
 from libs.kube.objects import Status, status_decoder
+from libs.kube.plugin import PluginFault
 from libs.kube.port import Answer, WatchBroken, WatchGone
 
 _JSON: Final = "application/json"
@@ -87,6 +88,12 @@ class KubeClient:
         timeout_s: float = 5.0,
     ) -> Answer:
         writes = method != "GET"
+        plugin = self._identity.token.plugin
+        if plugin is not None and plugin.due:
+            try:
+                await plugin.renew()
+            except PluginFault as fault:
+                return Answer(0, str(fault).encode())
         query = f"{urlencode(params, quote_via=quote)}&timeout={timeout_s:g}s" if params else f"timeout={timeout_s:g}s"
         target = self._prefix + (path if _PLAIN.fullmatch(path) else quote(path, safe="/:%"))
         request = b"%s %s?%s HTTP/1.1\r\n%s" % (
@@ -105,13 +112,18 @@ class KubeClient:
             return Answer(0, b"no answer in time", unsure=writes)
         except Lost as error:
             return Answer(0, str(error).encode(), unsure=writes)
+        if reply.status == 401 and plugin is not None:
+            plugin.refused()
         retry_after = _seconds(reply.retry_after) if reply.status == 429 or reply.status >= 500 else None
         return Answer(reply.status, reply.body, writes and reply.status >= 500, retry_after)
 
     async def watch(
         self, path: str, *, params: Mapping[str, str], silence_s: float = 60.0
     ) -> AsyncIterator[tuple[str, bytes]]:
+        plugin = self._identity.token.plugin
         try:
+            if plugin is not None and plugin.due:
+                await plugin.renew()
             async with asyncio.timeout(silence_s):
                 response = await self._watches().get(
                     self._url(path, params, "watch=true"),
@@ -119,9 +131,11 @@ class KubeClient:
                     allow_redirects=False,
                     server_hostname=self._identity.server_name,
                 )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, PluginFault) as error:
             raise WatchBroken(f"{path}: {error!r}") from error
         try:
+            if response.status == 401 and plugin is not None:
+                plugin.refused()
             if response.status == 410:
                 raise WatchGone(path)
             if response.status != 200:

@@ -1,7 +1,8 @@
 """Where the API server is and who we are there: a kubeconfig, or the service account of the pod we run in.
 
-A service account's token is replaced by the kubelet while we run, so its file is read again when it changes. Anything
-that cannot be used gives one clear sentence (`BadConfiguration`), at start.
+A service account's token is replaced by the kubelet while we run, so its file is read again when it changes; a
+kubeconfig's `exec` program is asked again before its token ends. Anything that cannot be used gives one clear sentence
+(`BadConfiguration`), at start.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from typing import Any, Final
 import yaml
 
 from libs.kube.errors import BadConfiguration
+from libs.kube.plugin import Plugin
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(slots=True)
 class Token:
-    """A bearer token, fixed or in a file that may change."""
+    """A bearer token: fixed, in a file that may change, or from a program."""
 
     value: str = ""
     file: Path | None = None
+    plugin: Plugin | None = None
     _stamp: tuple[int, int] = (0, 0)
 
     def read(self) -> str:
         """The token as it is now. A file that is unreadable for a moment leaves the last value in use."""
+        if self.plugin is not None:
+            return self.plugin.token
         if self.file is None:
             return self.value
         try:
@@ -80,9 +85,11 @@ def from_kubeconfig(path: Path, context: str = "") -> Identity:
     chosen = _named(config, "contexts", "context", name, path)
     cluster = _named(config, "clusters", "cluster", str(chosen.get("cluster") or ""), path)
     user = _named(config, "users", "user", str(chosen["user"]), path) if chosen.get("user") else {}
-    for unusable in ("exec", "auth-provider"):
-        if user.get(unusable):
-            raise BadConfiguration(f"kubeconfig {path}: users with `{unusable}` are not supported; use a token")
+    if user.get("auth-provider"):
+        raise BadConfiguration(
+            f"kubeconfig {path}: users with `auth-provider` are not supported (nor by kubectl any more);"
+            " use `exec` or a token"
+        )
     server = str(cluster.get("server") or "").rstrip("/")
     if not server.startswith(("http://", "https://")):
         raise BadConfiguration(f"kubeconfig {path}: cluster {chosen.get('cluster')!r} has no usable `server`")
@@ -93,6 +100,8 @@ def from_kubeconfig(path: Path, context: str = "") -> Identity:
             token.read()
         except OSError as error:
             raise BadConfiguration(f"kubeconfig {path}: tokenFile cannot be read: {error}") from error
+    elif isinstance(user.get("exec"), dict) and not token.value:
+        token = Token(plugin=Plugin(path, user["exec"]))
     tls = _tls(cluster, user, path) if server.startswith("https://") else None
     return Identity(server, tls, token, cluster.get("tls-server-name"))
 

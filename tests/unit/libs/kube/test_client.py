@@ -178,7 +178,13 @@ class TestIdentity:
                 "{current-context: x, contexts: [{name: x, context: {cluster: c, user: u}}],"
                 " clusters: [{name: c, cluster: {server: 'https://a'}}],"
                 " users: [{name: u, user: {exec: {command: e}}}]}",
-                "`exec` are not supported",
+                "`exec` needs `command` and `apiVersion`",
+            ),
+            (
+                "{current-context: x, contexts: [{name: x, context: {cluster: c, user: u}}],"
+                " clusters: [{name: c, cluster: {server: 'https://a'}}],"
+                " users: [{name: u, user: {auth-provider: {name: gcp}}}]}",
+                "`auth-provider` are not supported",
             ),
             (
                 "{current-context: x, contexts: [{name: x, context: {cluster: c}}],"
