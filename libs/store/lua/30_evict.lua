@@ -6,7 +6,8 @@
 -- for it; what the victims still hold under the same ancestor is credited in that one check. So a queue can stand over
 -- its limit by no more than what marked victims below it still hold, and what its gatherers aim at.
 --
--- A plan may have no assignments: its victims are on room that gathers for the job, which goes back to that as they leave.
+-- A plan may have no assignments: its victims are on room that gathers for the job, which goes back to that as they
+-- leave. It ends with the gatherer (g.b).
 --
 -- e:<earmark>  {p = plan, j = job, n = node, q = queue, t = task, r = role, T = charge aimed at, H = charge held,
 --               ga = gathers}
@@ -31,7 +32,8 @@ function unlist_earmark(u, n, id)
   return before
 end
 
-local function drop_eviction(u, id, v)
+local drop_eviction
+function drop_eviction(u, id, v)
   for _, uid in ipairs(v.left or {}) do
     local t = task(u, uid)
     if t and t.m == id then
@@ -41,7 +43,11 @@ local function drop_eviction(u, id, v)
   end
   if v.ga then
     local g = work(u, 'g:' .. v.q)
-    if g and g.p == id then del_work(u, 'g:' .. v.q) end
+    if g and g.p == id then
+      del_work(u, 'g:' .. v.q)
+      local back = g.b and work(u, 'v:' .. g.b)
+      if back then drop_eviction(u, g.b, back) end
+    end
   end
   del_work(u, 'v:' .. id)
   del_work(u, 'x:' .. id)
@@ -200,6 +206,16 @@ local function commit_eviction(u, plan, text, tombs, cap_ms, slack_ms)
     return res
   end
   local gather = (plan.gather_s or 0) > 0
+  if #plan.assignments == 0 then
+    local g = work(u, 'g:' .. plan.queue)
+    if not g or g.j ~= plan.job then
+      for _, v in ipairs(plan.victims) do refused[v.uid] = 'expired' end
+      res.refused = refused
+      return res
+    end
+    g.b = plan.id
+    put_work(u, 'g:' .. plan.queue, g)
+  end
   if gather then
     refused = gathers(u, plan)
     if not next(refused) then

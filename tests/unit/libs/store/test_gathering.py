@@ -194,3 +194,23 @@ async def test_room_of_marked_victims_is_lent_to_nobody(scene: Scene) -> None:
     await scene.ledger.tasks_gone(["a"], TERM)
     (answer,) = await scene.ledger.commit([msgspec.structs.replace(scene.plan("k", ("k-0", 0)), yields=True)])
     assert answer.refused == {"k.0": Refusal.EARMARKED}
+
+
+async def test_nobody_is_called_back_for_a_job_that_gathers_no_more(scene: Scene) -> None:
+    large = gatherer(scene, "g")
+    assert (await scene.ledger.commit_evictions([large]))[0].taken
+    await scene.running("k", 0)
+    recall = msgspec.structs.replace(
+        large, id="r", victims=(Victim("k", "k", "d", "n1", "low", 0),), assignments=(), gather_s=0, rule="lent"
+    )
+    assert not (await scene.ledger.commit_evictions([recall]))[0].refused
+    assert not await scene.ledger.begin_evict(recall)
+    await scene.ledger.drop(large.job, ["g.0"], scene.generation)
+    assert await scene.ledger.begin_evict(recall) == {"": Refusal.EXPIRED}
+    (late,) = await scene.ledger.commit_evictions([msgspec.structs.replace(recall, id="late")])
+    assert late.refused == {"k": Refusal.EXPIRED}
+    p = scene.plan("p", ("p-0", 0), job="job-p")
+    other = msgspec.structs.replace(
+        recall, id=p.id, job=p.job, assignments=(msgspec.structs.replace(p.assignments[0], charge=gpus(0)),)
+    )
+    assert (await scene.ledger.commit_evictions([other]))[0].taken, "its mark went with it"
