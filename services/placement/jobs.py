@@ -300,9 +300,10 @@ class Pending:
     def place(self, job: Job) -> Place:
         """Within its queue, as things stand."""
         now, head = self.wall(), job.head
-        # What it asks for matters to who may turn out to be overdue.
-        old = now - head.created >= self.overdue_s
-        return self.stands(head, now, everything(job.waiting)[0] / WHOLE if old else 0.0)
+        # What it asks for matters to who may turn out to be overdue, and to those who wait for as much: of a gang, that
+        # is counted when it is decided.
+        asks = len(job.waiting) == 1 or now - head.created >= self.overdue_s
+        return self.stands(head, now, everything(job.waiting)[0] / WHOLE if asks else 0.0)
 
     def moved(self, job: Job) -> None:
         """Its place in line may be another one by now."""

@@ -26,6 +26,7 @@ from libs.engine.actions.victims import Appraiser, Cost, Finder, Unit, elastic
 from libs.engine.api import Decision, PendingJob, Placement, RunningTask
 from libs.engine.feasible import Feasibility
 from libs.engine.queues import by_model
+from libs.engine.running import workload
 from libs.engine.session import Session
 from libs.engine.statement import Statement
 
@@ -46,13 +47,14 @@ _PLACINGS: Final = 2048
 @dataclass(frozen=True, slots=True)
 class Rule:
     """`name` is what the plan says. `rights` are those that count; with `surplus` only tasks above minima yield; with
-    `single` one unit goes or none, the smallest that will do."""
+    `single` one unit goes or none, the smallest that will do. `most` workloads go, where that is not 0."""
 
     name: str
     rights: frozenset[Right]
     surplus: bool = False
     priority_first: bool = False
     single: bool = False
+    most: int = 0
 
 
 class Only(NamedTuple):
@@ -201,6 +203,9 @@ class Attempt:
             victims = _pods(units)
             _forget_searches(session)
         if not self._rights.confirmed(placements, victims):
+            return None
+        if 0 < self._rule.most < len(set(map(workload, victims))):
+            _forget_searches(session)
             return None
         hold(session, placements, victims)
         placed_on: dict[str, list[Placement]] = {}

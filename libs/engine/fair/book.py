@@ -8,6 +8,7 @@ count (no rules), jobs stand by `fair.place`, and nobody yields by these rules.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from libs.domain.jobs import JobHead
@@ -19,6 +20,7 @@ from libs.engine.fair.ask import Place, place, place_of
 from libs.engine.fair.budget import HALF_LIFE_S
 from libs.engine.fair.little import LittleService
 from libs.engine.fair.overdue import Overdue
+from libs.engine.fair.together import Together
 from libs.engine.queues import QueueBook
 from libs.engine.running import RunningBook, workload
 
@@ -41,6 +43,7 @@ class ServiceBook:
     ) -> None:
         self.rules = rules
         self.overdue = Overdue()
+        self.together = Together()
         self._overdue_s = overdue_s
         self._running = running
         self._queues = queues
@@ -50,6 +53,8 @@ class ServiceBook:
         self._served_at = -1.0
         self._savers: list[tuple[RunningTask, int]] = []
         self._looked_at = float("-inf")
+        #: As told last.
+        self._still_waits: Callable[[str], bool] | None = None
         #: GPUs that all who wait ask for, as told last.
         self.waiting = 0.0
         #: Queue and workload of those who have waited long enough, by the job's key.
@@ -59,13 +64,17 @@ class ServiceBook:
 
     # -- where jobs stand -------------------------------------------------------------------------------------------
     def place(self, head: JobHead, now: float, gpus: float = 0.0) -> Place:
-        """Within its queue. `gpus`: all that the job asks for, so that it may turn out to be overdue."""
+        """Within its queue. `gpus`: all that the job asks for, so that it may turn out to be overdue, and counts among
+        those who wait for as much; 0 where nobody looked."""
         rules = self.rules
         if rules is None:
             return place(head, now, self._overdue_s)
         if now and 0 < head.created <= now - self._overdue_s:
             self._ages(head, now, gpus)
-        return place_of(head, head.key in self.overdue, self.level(head, now))
+        found = place_of(head, head.key in self.overdue, self.level(head, now))
+        if gpus and now and head.created:
+            self._waits(head, now, gpus)
+        return found
 
     def level(self, head: JobHead, now: float) -> int:
         """Of one that waits."""
@@ -111,12 +120,15 @@ class ServiceBook:
 
     def keep(self, waits: Callable[[str], bool]) -> None:
         """Who neither waits nor runs any more is overdue no more."""
+        self._still_waits = waits
         if self.overdue:
             self.overdue.keep(lambda key: key in self._running.by_job or waits(key))
             self._whose = {key: whose for key, whose in self._whose.items() if self.overdue.knows(key)}
 
     def review(self, now: float) -> None:
         """Who is overdue, as demand is now; whose place changed by it goes to `moved`."""
+        if self._still_waits is not None:
+            self.together.keep(self._still_waits, now)
         if self.rules is not None and self.overdue:
             demand = self.waiting + self._running.gpu_milli / WHOLE
 
@@ -127,11 +139,26 @@ class ServiceBook:
             self.moved |= self.overdue.review(self.rules.share_of_overdue(self.gpus(), demand), had)
 
     # -- who yields -------------------------------------------------------------------------------------------------
-    def budget_open(self, now: float) -> bool:
-        """Whether evictions for little service are left, by the records of all queues and what they do not have yet."""
+    def claims(self, head: JobHead, now: float, gpus: float) -> float:
+        """From when on others may yield to one of little service, which waits for so many GPUs."""
         rules = self.rules
         if rules is None:
-            return False
+            return inf
+        standing = self._waits(head, now, gpus)
+        return rules.claims(self.since(head, now), self.together.reach(gpus, standing, rules.together_s))
+
+    def _waits(self, head: JobHead, now: float, gpus: float) -> int:
+        """Where it stands by priority and service, the lesser the higher."""
+        standing = place_of(head, False, self.level(head, now))[1]
+        self.together.waits(head.key, gpus, standing, self.since(head, now))
+        return standing
+
+    def evictions_left(self, now: float) -> int:
+        """Evictions for little service and for the overdue that are left, by the records of all queues and what they do
+        not have yet."""
+        rules = self.rules
+        if rules is None:
+            return 0
         evictions = lost = 0.0
         for history in self._queues.histories.values():
             passed = max(0.0, now - history.at)
@@ -142,7 +169,7 @@ class ServiceBook:
                 used = spent.worked_milli_s if spent.half_life_s else history.gpu_milli_s
                 worked = 0.0 if "/" in history.path else rules.lost * used
                 lost += (worked - spent.lost_milli_s) * decay.left(passed, half_life_s)
-        return evictions - self._running.untold() >= 1.0 and lost >= 0.0
+        return max(0, int(evictions - self._running.untold())) if lost >= 0.0 else 0
 
     def level_of(self, task: RunningTask, now: float) -> int:
         had = self._had(task.queue, workload(task), now)

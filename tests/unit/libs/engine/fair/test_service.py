@@ -39,7 +39,7 @@ def full(**more: Any) -> ClusterBuilder:
     return cluster().node("n1", gpus=8).running("long", gpus=8, **facts)
 
 
-def new(waited: float = 700.0, **more: Any) -> PendingJob:
+def new(waited: float = 7300.0, **more: Any) -> PendingJob:
     return pod("new", gpus=8, created=NOW - waited, **more)
 
 
@@ -72,11 +72,33 @@ def test_nobody_yields_to_little_service_where(facts: dict[str, Any], why: str) 
 
 def test_a_claim_waits_and_is_looked_at_again_when_it_has() -> None:
     engine = engine_of(full(), a=history())
-    refused = decide(engine, new(waited=100))[0]
+    refused = decide(engine, new(waited=6900))[0]
     assert not refused.victims
     assert Wake.TIME in refused.verdict.wakes_on
-    assert NOW + 500 <= refused.verdict.until <= NOW + 560
+    assert NOW + 300 <= refused.verdict.until <= NOW + 360
     assert "may yield to it from" in refused.verdict.message
+
+
+def test_many_who_wait_for_as_much_have_others_yield_sooner_than_one() -> None:
+    engine = engine_of(full(), a=history())
+    assert not decide(engine, new(waited=1300))[0].victims
+    for n in range(5):
+        engine.place(pod(f"as-much{n}", gpus=8, created=NOW - 1250).head, NOW, 8.0)
+    for n in range(5):
+        engine.place(pod(f"less{n}", gpus=4, created=NOW - 1250).head, NOW, 4.0)
+    assert [victim.name for victim in decide(engine, new(waited=1300))[0].victims] == ["long"]
+    engine = engine_of(full(), a=history())
+    for n in range(20):
+        engine.place(pod(f"as-much{n}", gpus=8, created=NOW - 500).head, NOW, 8.0)
+    assert not decide(engine, new(waited=500))[0].victims  # each waits for ten minutes all the same
+
+
+def test_those_who_have_left_the_line_count_no_more() -> None:
+    engine = engine_of(full(), a=history())
+    for n in range(5):
+        engine.place(pod(f"as-much{n}", gpus=8, created=NOW - 1250).head, NOW, 8.0)
+    engine.line_seen(8.0, {"pod/team/new"}.__contains__, NOW)
+    assert not decide(engine, new(waited=1300))[0].victims
 
 
 def test_without_a_budget_nobody_yields() -> None:
@@ -93,7 +115,7 @@ def test_what_this_engine_has_begun_counts_before_the_records_have_it() -> None:
     for name in ("n1", "n2"):
         facts.running(f"long-{name}", gpus=8, on=name, started=LONG, checkpoint_s=1800)
     engine = engine_of(facts, a=history(spending=Spending(jobs=6)))  # 1.8 evictions
-    jobs = [pod(f"new{n}", gpus=8, created=NOW - 700 - n) for n in range(2)]
+    jobs = [pod(f"new{n}", gpus=8, created=NOW - 7300 - n) for n in range(2)]
     assert sum(len(decision.victims) for decision in decide(engine, *jobs)) == 1
 
 
@@ -107,7 +129,7 @@ def test_one_victim_goes_and_the_smallest_that_will_do() -> None:
     for name, gpus in (("one", 1), ("two", 2), ("four", 4), ("last", 1)):
         facts.running(name, gpus=gpus, started=LONG, checkpoint_s=1800)
     engine = engine_of(facts, a=history())
-    small = pod("small", gpus=2, created=NOW - 700)
+    small = pod("small", gpus=2, created=NOW - 7300)
     assert [victim.name for victim in decide(engine, small)[0].victims] == ["two"]
     assert not decide(engine, new())[0].victims  # it would take four of them
 
@@ -115,7 +137,7 @@ def test_one_victim_goes_and_the_smallest_that_will_do() -> None:
 def test_a_gang_goes_as_a_whole_or_stays() -> None:
     facts = cluster().node("n1", gpus=4).node("n2", gpus=4)
     facts.running("gang", gpus=4, count=2, gang_min=2, started=LONG, checkpoint_s=1800)
-    decision = decide(engine_of(facts, a=history()), pod("new", gpus=4, created=NOW - 700))[0]
+    decision = decide(engine_of(facts, a=history()), pod("new", gpus=4, created=NOW - 7300))[0]
     assert sorted(victim.name for victim in decision.victims) == ["gang-0", "gang-1"]
 
 
@@ -130,12 +152,24 @@ def test_what_a_workload_had_before_it_was_evicted_counts_and_outlives_it() -> N
 
 
 def test_who_has_waited_too_long_goes_first_and_others_yield_to_it_whatever_they_had() -> None:
-    engine = engine_of(full(started=NOW - 2 * HOUR), a=history(spending=Spending()))
-    late, young = new(waited=2 * 86_400.0), pod("young", gpus=8, created=NOW - 700)
+    engine = engine_of(full(started=NOW - 2 * HOUR), a=history())
+    late, young = new(waited=2 * 86_400.0), pod("young", gpus=8, created=NOW - 7300)
     late_decision, other = decide(engine, late, young)
     assert late_decision.rule == "overdue"
     assert [victim.name for victim in late_decision.victims] == ["long"]
     assert not other.victims
+
+
+@pytest.mark.parametrize(("evictions", "go"), [(3.4, 2), (2.4, 2), (1.4, 0), (0.4, 0)])
+def test_as_many_yield_to_the_overdue_as_have_been_paid_for(evictions: float, go: int) -> None:
+    facts = cluster().node("n1", gpus=8)
+    for name in ("left", "right"):
+        facts.running(name, gpus=4, started=NOW - 2 * HOUR, checkpoint_s=1800)
+    engine = engine_of(facts, a=history(spending=Spending(jobs=evictions / 0.3)))
+    decision = decide(engine, new(waited=2 * 86_400.0))[0]
+    assert len(decision.victims) == go
+    if not go and evictions < 1:
+        assert "as many as may have yielded" in decision.verdict.message
 
 
 def test_under_overload_only_some_are_overdue_and_runs_do_not_count_as_waiting() -> None:
