@@ -302,7 +302,7 @@ class Pending:
         now, head = self.wall(), job.head
         # What it asks for matters to who may turn out to be overdue, and to those who wait for as much: of a gang, that
         # is counted when it is decided.
-        asks = len(job.waiting) == 1 or now - head.created >= self.overdue_s
+        asks = len(job.tasks) == 1 or now - head.created >= self.overdue_s
         return self.stands(head, now, everything(job.waiting)[0] / WHOLE if asks else 0.0)
 
     def moved(self, job: Job) -> None:
