@@ -27,7 +27,6 @@ from libs.kube.objects import Meta, template_decoder
 from libs.kube.requests import asked, tolerations
 from libs.kube.rules import rules_of
 from libs.observe import trace
-from libs.observe import trace
 from libs.runtime.sized import kept_by_bytes
 
 RESOURCE: Final = "trainingjobs"
@@ -212,7 +211,6 @@ def head_of(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) -
         expected_s=view.spec.expected_seconds,
         checkpoint_s=view.spec.checkpoint_seconds,
         workload=f"{KIND}/{view.namespace}/{view.uid}",
-        traceparent=trace.valid((view.metadata.annotations or {}).get(keys.TRACEPARENT, "")),
         traceparent=trace.valid((view.metadata.annotations or {}).get(keys.TRACEPARENT, "")),
         barred=_too_many(view, known),
     )
