@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOCK := --quiet --generate-hashes --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check format unit integration stack bench lock clean
@@ -10,13 +11,13 @@ STAMP := $(VENV)/.installed
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv with everything pinned in requirements.lock
+setup: $(STAMP) ## Make .venv with everything pinned in requirements-dev.lock
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements-dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Drystone needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
 	@echo "Installing into $(VENV), once; about a minute."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -44,8 +45,9 @@ stack: setup ## Start the real parts locally and print their addresses
 bench: setup ## The pipeline against kube-scheduler on the same API server
 	@$(BIN)/drystone bench pipeline --nodes 1000 --pods 2000 --against kube-scheduler --json
 
-lock: setup ## Renew requirements.lock
-	@$(BIN)/python -m pip install --quiet uv && $(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 --output-file requirements.lock
+lock: setup ## Renew requirements-dev.lock, and requirements.lock (what the image has) as a part of it
+	@$(BIN)/python -m pip install --quiet uv && $(BIN)/uv pip compile pyproject.toml --extra dev $(LOCK) --output-file requirements-dev.lock
+	@$(BIN)/uv pip compile pyproject.toml --constraint requirements-dev.lock $(LOCK) --output-file requirements.lock
 
 clean: ## Remove .venv and caches of the tools (not the built control plane)
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
