@@ -82,6 +82,23 @@ def record_size(record: Outgoing) -> int:
     return len(record.key) + len(record.value or b"") + headers
 
 
+#: Bytes of one publication: so many are acknowledged well within its deadline.
+BATCH_BYTES: Final = 8 * 1024 * 1024
+
+
+def in_batches(records: Sequence[Outgoing], most: int) -> Iterator[Sequence[Outgoing]]:
+    """In order, at most so many and at most so many bytes at once (one that is larger goes alone)."""
+    start, size = 0, 0
+    for n, record in enumerate(records):
+        own = record_size(record)
+        if n > start and (n - start >= most or size + own > BATCH_BYTES):
+            yield records[start:n]
+            start, size = n, 0
+        size += own
+    if start < len(records):
+        yield records[start:]
+
+
 def cut(text: str, most: int = KEPT) -> str:
     """At most `most` characters, with a mark where there were more."""
     return text if len(text) <= most else text[: most - len(_MARK)] + _MARK

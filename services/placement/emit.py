@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final, NoReturn, Protocol
 
 import msgspec
 import structlog
 
 from libs.bus.letters import status_value
-from libs.bus.pack import ALONE, cut, halved, packed
+from libs.bus.pack import ALONE, cut, halved, in_batches, packed, record_size
 from libs.bus.port import BusUnavailable, Outgoing, Publisher, onward
 from libs.contracts.events import EventType, JobStatus
 from libs.contracts.topics import EVICTIONS, PLANS, STATUS
@@ -25,6 +26,10 @@ log = structlog.get_logger()
 _encode: Final = msgspec.json.Encoder().encode
 #: Words about jobs that wait for a broker; beyond it the oldest go. What a job amounts to is on its object and pods.
 WORDS_MOST: Final = 50_000
+
+
+#: The same in bytes, of each of the two queues.
+BYTES_MOST: Final = 32 * 1024 * 1024
 
 
 class Pause(Protocol):
@@ -39,12 +44,23 @@ class Sender:
     """One queue of records and the task that publishes them, in order, until acknowledged. Beyond `limit` (None:
     whoever puts waits for `room`) the oldest are dropped."""
 
-    def __init__(self, publisher: Publisher, pause: Pause, name: str, most: int, *, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        pause: Pause,
+        name: str,
+        most: int,
+        *,
+        limit: int | None = None,
+        most_bytes: int = BYTES_MOST,
+    ) -> None:
         self._publisher = publisher
         self._pause = pause
         self._name = name
         self._most = most
+        self._most_bytes = most_bytes
         self._limit = limit
+        self._bytes = 0
         #: Records under way: they are acknowledged or sent again, never dropped.
         self._sending = 0
         self._queue: list[Outgoing] = []
@@ -58,19 +74,33 @@ class Sender:
         return len(self._queue)
 
     def put(self, records: Iterable[Outgoing]) -> None:
-        self._queue.extend(records)
-        if self._limit is not None and len(self._queue) > self._limit:
-            over = len(self._queue) - self._limit
-            del self._queue[self._sending : self._sending + over]
-            log.warning("records dropped", queue=self._name, records=over)
+        for record in records:
+            self._queue.append(record)
+            self._bytes += record_size(record)
+        if self._limit is not None and (len(self._queue) > self._limit or self._bytes > self._most_bytes):
+            self._drop(self._limit)
         if self._queue:
             self._some.set()
             self._idle.clear()
-            if len(self._queue) >= self._most:
+            if self._full:
                 self._room.clear()
 
+    @property
+    def _full(self) -> bool:
+        return len(self._queue) >= self._most or self._bytes >= self._most_bytes
+
+    def _drop(self, limit: int) -> None:
+        over, size = 0, 0
+        for record in islice(self._queue, self._sending, None):
+            if len(self._queue) - over <= limit and self._bytes - size <= self._most_bytes:
+                break
+            over, size = over + 1, size + record_size(record)
+        del self._queue[self._sending : self._sending + over]
+        self._bytes -= size
+        log.warning("records dropped", queue=self._name, records=over)
+
     async def room(self) -> None:
-        """Until fewer than `most` records wait."""
+        """Until fewer than `most` records wait, of fewer than `most_bytes`."""
         await self._room.wait()
 
     async def drained(self) -> None:
@@ -81,7 +111,7 @@ class Sender:
             await self._some.wait()
             self._some.clear()
             while self._queue:
-                batch = self._queue[: self._most]
+                batch = next(in_batches(self._queue, self._most))
                 self._sending = len(batch)
                 try:
                     await self._publisher.publish(batch)
@@ -94,7 +124,8 @@ class Sender:
                 self._pause.reset()
                 self._sending = 0
                 del self._queue[: len(batch)]
-                if len(self._queue) < self._most:
+                self._bytes -= sum(map(record_size, batch))
+                if not self._full:
                     self._room.set()
             self._idle.set()
 

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from libs.bus.letters import status_value
-from libs.bus.pack import cut, encoded_size, halved, packed, record_size
+from libs.bus.pack import cut, encoded_size, halved, in_batches, packed, record_size
 from libs.bus.port import BusUnavailable, Outgoing, Publisher, onward
 from libs.contracts.events import EventType, JobChanged, JobStatus
 from libs.contracts.topics import CLUSTER, STATUS, TASKS
@@ -28,6 +28,8 @@ log = structlog.get_logger()
 
 _encode = msgspec.json.encode
 BATCH = 256
+#: Records of one publication.
+RECORDS_AT_ONCE: Final = 10_000
 #: Hints that wait for a broker, in records and in bytes.
 HINTS_MOST: Final = 10_000
 HINT_BYTES_MOST: Final = 32 * 1024 * 1024
@@ -70,20 +72,26 @@ class Emitter:
 
     async def _flush(self) -> None:
         if self._dirty or self._hints:
-            facts, hints = dict(self._dirty), list(self._hints)
+            # Hints lead to decisions, facts do not wait for anybody: hints go first.
+            hints, facts = list(self._hints), list(self._dirty.values())
+            left = len(hints)
             try:
-                # Hints lead to decisions, facts do not wait for anybody: hints go first.
-                await self._publisher.publish([*hints, *facts.values()])
+                for some in in_batches([*hints, *facts], RECORDS_AT_ONCE):
+                    await self._publisher.publish(some)
+                    of_hints = min(left, len(some))
+                    del self._hints[:of_hints]
+                    self._told(some[of_hints:])
+                    left -= of_hints
             except BusUnavailable as fault:
                 log.warning("facts not acknowledged", facts=len(facts), hints=len(hints), fault=str(fault))
-            else:
-                del self._hints[: len(hints)]
-                for key, record in facts.items():
-                    if self._dirty.get(key) is record:
-                        del self._dirty[key]
-                    (self.acknowledged.discard if record.value is None else self.acknowledged.add)(key)
             # Hints are worth nothing after a while: placement's slow pass finds what they were about.
             del self._hints[: _too_many(self._hints)]
+
+    def _told(self, facts: Sequence[Outgoing]) -> None:
+        for record in facts:
+            if self._dirty.get(record.key) is record:
+                del self._dirty[record.key]
+            (self.acknowledged.discard if record.value is None else self.acknowledged.add)(record.key)
 
     @property
     def dirty(self) -> bool:

@@ -81,6 +81,8 @@ async def test_what_cannot_be_served_is_refused_with_a_reason_and_the_partition_
     negative["roles"][0]["replicas"] = -1
     huge = bad("huge")
     huge["roles"][0]["replicas"] = 50_000
+    large = bad("large")
+    large["roles"][0]["template"]["spec"]["x"] = [1e16] * 60_000  # written out by the API server: beyond its store
     events = {
         "unknown": event(bad("unknown", colour="red")),
         "privileged": event(privileged),
@@ -93,6 +95,7 @@ async def test_what_cannot_be_served_is_refused_with_a_reason_and_the_partition_
         "bytes": (f"{base}-bytes", b"\xff\xfe\x00{"),
         "deep": (f"{base}-deep", b'{"id":' + b"[" * 5000 + b"]" * 5000 + b"}"),
         "empty": (f"{base}-empty", b"{}"),
+        "large": event(large),
     }
     good, after = f"{base}-good", f"{base}-after"
     other = world.job(good, 2)
@@ -112,9 +115,44 @@ async def test_what_cannot_be_served_is_refused_with_a_reason_and_the_partition_
         assert any(s.phase is Phase.REJECTED for s in heard.about(good))
         for key, word in (("privileged", "privileged"), ("host", "host namespaces"), ("forged", keys.GPUS),
                           ("unknown", "no such field"), ("tenant", "no namespace kube-system"),
-                          ("huge", "50000 tasks")):  # fmt: skip
+                          ("huge", "50000 tasks"), ("large", "the API server would keep")):  # fmt: skip
             assert word in letters[f"{base}-{key}"].reason
     assert (await world.job_object(good)).replicas == 1, "the first content stays"
+
+
+async def test_pods_that_the_api_server_refuses_are_told_with_its_sentence_and_end_the_job(world: World) -> None:
+    await world.nodes(1)
+    base = f"refused-{world.namespace}"
+    name, field, wide = (world.job(f"{base}-{what}", 1) for what in ("name", "field", "wide"))
+    name["roles"][0]["template"]["spec"]["containers"][0]["name"] = "Not A Name"
+    field["roles"][0]["template"]["spec"]["containers"][0]["resorces"] = {"limits": {"cpu": "1"}}
+    # Far more in hints than one record takes.
+    wide["roles"][0] |= {"replicas": 1000, "min": 1}
+    wide["roles"][0]["template"]["metadata"] = {"labels": {f"example.com/label-{n}": "v" * 50 for n in range(60)}}
+    poison = "\x00" * 900_000  # six times as long in JSON
+    async with world.listening() as heard:
+        await world.publish((poison, b"rubbish"), *map(event, (name, field)), partition=7)
+        await heard.until(lambda heard: any(letter.key.startswith("\x00" * 100) for letter in heard.letters))
+        for job, words in ((name, "a lowercase RFC 1123 label"), (field, 'field "spec.containers[0].resorces"')):
+            view = await world.until_job(job["id"], lambda view: view.status.phase is Phase.FAILED)
+            assert view.status.reason == "RefusedByServer"
+            assert words in view.status.message
+            assert "would help: a pod template that the API server takes" in view.status.message
+            await heard.until(lambda heard, id=job["id"]: Phase.FAILED in [s.phase for s in heard.about(id)])
+            assert "Accepted" in [s.reason for s in heard.about(job["id"])]
+        await world.publish(event(wide), partition=7)
+        await pods_of_at_least(world, wide["id"], 1)
+        await heard.until(lambda heard: "Accepted" in [s.reason for s in heard.about(wide["id"])])
+        assert not [letter for letter in heard.letters if letter.id.startswith(base)]
+    assert all(member.process.poll() is None for member in world.fleet.members)
+
+
+async def pods_of_at_least(world: World, id: str, tasks: int) -> None:
+    selector = f"{keys.JOB}={world.object_name(id)}"
+    await world.until(
+        lambda pods: sum(bool(p.view.node) for p in pods.values()) >= tasks,
+        namespace=world.job_namespace, selector=selector,
+    )  # fmt: skip
 
 
 async def test_a_user_submits_asks_why_and_cancels_with_the_command_line(world: World, tmp_path: Path) -> None:

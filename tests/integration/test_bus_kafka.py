@@ -221,3 +221,36 @@ async def test_a_compacted_topic_is_compacted_while_it_is_in_use_and_may_be_tune
         await admin.close()
     drift = await ensure_topics(settings, create=False, topics=[tuned], replicas=1)
     assert not [one for one in drift if one.what in tuned.tuning()], "an operator may have reasons"
+
+
+async def test_a_topic_that_is_held_is_not_read_and_the_others_are_through_a_rebalance(info: StackInfo) -> None:
+    """One tenant's events wait on their topic while the others' are taken; the member stays in its group."""
+    bus, held = await a_bus(info)
+    other = Topic(f"t-{uuid.uuid4().hex[:8]}", 4)
+    settings = KafkaSettings(info.kafka_bootstrap, publish_s=5.0)
+    assert await ensure_topics(settings, create=True, topics=[other], replicas=1) == []
+    both = KafkaBus(settings, [other])
+    await both.open()
+    first, second = (bus.group(held, [held, other.name]) for _ in range(2))
+    try:
+        await joined(first, places=8)
+        first.hold([held])
+        second.hold([held])
+        await bus.publisher().publish(records(held, 20))
+        await both.publisher().publish(records(other.name, 20))
+        assert {r.topic for r in await read(first, 20)} == {other.name}
+        await joined(first, second, places=8)
+        seen = [r for _ in range(5) for reader in (first, second) for r in await reader.batch(500, 0.1)]
+        assert {r.topic for r in seen} <= {other.name}
+        assert first.healthy
+        assert second.healthy
+        for reader in (first, second):
+            reader.hold([])
+        got: set[tuple[int, int]] = set()
+        async with asyncio.timeout(20):
+            while len(got) < 20:
+                for reader in (first, second):
+                    got |= {(r.partition, r.offset) for r in await reader.batch(500, 0.1) if r.topic == held}
+    finally:
+        await both.close()
+        await bus.close()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from libs.bus.pack import BATCH_BYTES, in_batches
 from libs.bus.port import BusUnavailable, Outgoing
 from libs.domain.jobs import JobHead, Task
 from libs.domain.resources import GpuRequest, Request
@@ -87,3 +88,40 @@ async def test_words_for_a_broker_that_is_away_are_bounded_and_the_newest_stay(u
     told = [int(key) for key in broker.acknowledged]
     assert told == sorted(set(told)), "each once and in order"
     assert told[-90:] == list(range(910, 1000))
+
+
+async def test_words_are_bounded_by_their_bytes_and_passes_wait_while_plans_fill_the_memory():
+    large = [Outgoing("t", str(n), b"x" * 100_000, "x") for n in range(100)]
+    words = Sender(Away(), Short(), "status", most=512, limit=50_000, most_bytes=1_000_000)
+    words.put(large)
+    assert len(words) <= 10
+    assert words._queue[-1].key == "99"
+    broker = Away()
+    plans = Sender(broker, Short(), "plans", most=256, most_bytes=1_000_000)
+    plans.put(large[:9])
+    async with asyncio.timeout(5):
+        await plans.room()
+    plans.put(large[9:20])
+    held = asyncio.create_task(plans.room())
+    running = asyncio.create_task(plans.run())
+    await broker.tried.wait()
+    assert not held.done()
+    assert len(plans) == 20, "nothing of it is dropped"
+    broker.back = True
+    async with asyncio.timeout(30):
+        await held
+        await plans.drained()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert broker.acknowledged == [str(n) for n in range(20)]
+
+
+def test_one_publication_is_bounded_by_records_and_by_bytes_and_a_large_record_goes_alone():
+    records = [record(str(n)) for n in range(5)] + [Outgoing("t", "big", b"x" * BATCH_BYTES, "x"), record("last")]
+    assert [[r.key for r in some] for some in in_batches(records, 3)] == [
+        ["0", "1", "2"],
+        ["3", "4"],
+        ["big"],
+        ["last"],
+    ]
+    assert list(in_batches([], 3)) == []
