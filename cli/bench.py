@@ -35,7 +35,9 @@ def gang(size: int, nodes: int, runs: int, as_json: bool) -> int:
     from bench.gang import run
 
     _end_children_too()
-    return _print(asyncio.run(run(size, nodes, runs, report=note)), as_json)
+    result = asyncio.run(run(size, nodes, runs, report=note))
+    _print(result, as_json)
+    return 0 if result["within"] else 1
 
 
 def failover(only: str, repeats: int, rate: float, keep: Path | None, as_json: bool) -> int:
