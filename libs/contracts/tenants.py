@@ -44,6 +44,11 @@ class TenantPolicy(Strict):
         return self
 
 
+def most_tasks(of_any: int, tenants: Iterable[TenantPolicy]) -> int:
+    """Tasks of one job that are served, whoever made it: a tenant that may have more in an event has more there."""
+    return max(of_any, *(tenant.max_tasks for tenant in tenants))
+
+
 def foreign_queues(tenant: TenantPolicy, tenants: Iterable[TenantPolicy]) -> tuple[str, ...]:
     """Queues that other tenants have for their own: not the tenant's, and none that its own lies below."""
     others = {other.queue for other in tenants if other.queue and other.name != tenant.name}

@@ -19,5 +19,7 @@ MOST_EXTRA: Final = 2**50
 MOST_DEVICES: Final = 1024
 #: An amount that a queue deserves or may use.
 MOST_QUOTA: Final = 2**46
+#: Tasks of one job, where a setting does not say otherwise.
+MOST_TASKS: Final = 10_000
 #: Seconds of any span, about thirty years.
 MOST_SECONDS: Final = 10**9

@@ -69,6 +69,8 @@ class Reason(enum.StrEnum):
     NO_NODES = "the cluster has no nodes"
     EVICTING = "waiting for evicted pods to leave"
     RETRY = "changed while being decided; retried"
+    FAULT = "could not be decided"
+    TOO_MANY_TASKS = "more tasks than are served"
     REFUSED = "refused by the API server"
 
 

@@ -192,6 +192,10 @@ class PlacementEngine:
     def settle(self) -> None:
         self._session.settle()
 
+    def abandon(self) -> None:
+        """After any other call raised: what it left half done is undone, with all that was taken since `settle`."""
+        self._session.abandon()
+
     def reserve(self, job: PendingJob, now: float) -> Reserved | None:
         self._session.begin(now)
         return reserve(self._session, job)

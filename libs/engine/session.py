@@ -38,6 +38,8 @@ from libs.engine.topology.domains import Domains, Region
 
 #: Classes kept ready; the least recently used goes first. One costs about 16 bytes per node.
 CLASSES: Final = 512
+#: Statements of one pass that are remembered.
+STATEMENTS: Final = 16_384
 
 
 class Session:
@@ -72,6 +74,8 @@ class Session:
         self._given: set[int] = set()
         self._placed: set[str] = set()
         self._marked: set[str] = set()
+        #: Of this pass, in the order in which they were begun.
+        self._statements: list[Statement] = []
         self.now = 0.0
         #: Jobs whose earmarks were given back and used in this pass: once is enough.
         self.given_back: set[str] = set()
@@ -131,6 +135,8 @@ class Session:
         self.snapshot.trim()
         self.book.trim()
         self.memo.clear()
+        if len(self._statements) > STATEMENTS:
+            del self._statements[: STATEMENTS // 2]  # nobody settles
         if not self._keeps:
             self._keeps = True
             for kept in self.keeping.current(now):
@@ -173,7 +179,9 @@ class Session:
         return [task.charge for task in bound] + [charge for charge, _ in self._taken.get(row, ())]
 
     def statement(self) -> Statement:
-        return Statement(self.snapshot, self.queues, self.running, self.book)
+        statement = Statement(self.snapshot, self.queues, self.running, self.book)
+        self._statements.append(statement)
+        return statement
 
     def resident(self, task: Task, row: int) -> Placed | None:
         """What other pods' rules will see of the task on this node."""
@@ -258,3 +266,16 @@ class Session:
         self.queues.settle()
         self.given_back.clear()
         self.memo.clear()
+        self._statements.clear()
+
+    def abandon(self) -> None:
+        """The pass failed midway: as `settle`, for what was not finished too, and nothing that was worked out from it
+        is believed."""
+        for statement in reversed(self._statements):
+            statement.rollback()
+        for row in range(len(self.snapshot.states)):
+            self.snapshot.reset(row)
+        self._classes.clear()
+        self._fits_at = None
+        self.confine(None)
+        self.settle()

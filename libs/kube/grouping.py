@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.domain import keys
+from libs.domain.bounds import MOST_TASKS
 from libs.domain.jobs import Barred, JobHead
 from libs.domain.verdicts import Reason
 from libs.kube.declared import declared
@@ -53,6 +54,8 @@ class Known:
     pod_group_min: Callable[[str, str], int | None] = _no_group
     priorities: Mapping[str, int] = field(default_factory=dict)
     pod_group_annotations: Callable[[str, str], Mapping[str, str]] = _no_words
+    #: Of one TrainingJob, all roles together; one with more is told so and nothing else is done about it.
+    most_tasks: int = MOST_TASKS
 
 
 NOTHING_KNOWN: Final = Known()

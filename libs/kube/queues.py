@@ -43,7 +43,12 @@ def tree(specs: Mapping[str, tuple[QueueSpec, str]]) -> dict[str, Placed]:
     for name, (spec, version) in specs.items():
         problems: list[tuple[str, str]] = []
         path = _path(name, specs, problems)
-        placed[name] = Placed(name, _queue(path, spec, version, problems), problems)
+        try:
+            queue = _queue(path, spec, version, problems)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            queue = Queue(path, version=version)
+            problems.append(("Unreadable", f"nothing of it can be read: {type(error).__name__}: {error}"[:200]))
+        placed[name] = Placed(name, queue, problems)
     _children(specs, placed)
     _spaces(placed)
     return placed

@@ -143,12 +143,22 @@ class TrainingJobView(msgspec.Struct, frozen=True):
         return next((r for r in self.spec.roles if r.name == name), None)
 
 
+class _Without(msgspec.Struct, frozen=True):
+    metadata: Meta
+    spec: TrainingJobSpec = TrainingJobSpec()
+
+
 _decoder: Final = msgspec.json.Decoder(TrainingJobView)
+_spec_decoder: Final = msgspec.json.Decoder(_Without)
 
 
 def parse(raw: bytes) -> TrainingJobView:
-    """Raises msgspec.MsgspecError where `raw` is no TrainingJob."""
-    return decoded(_decoder, raw)
+    """Raises msgspec.MsgspecError where `raw` is no TrainingJob. A status that is none of ours is none at all."""
+    try:
+        return decoded(_decoder, raw)
+    except msgspec.MsgspecError:
+        bare = decoded(_spec_decoder, raw)
+        return TrainingJobView(bare.metadata, bare.spec)
 
 
 def path(namespace: str = "", name: str = "", subresource: str = "") -> str:

@@ -17,7 +17,7 @@ import msgspec
 from libs.domain import keys
 from libs.kube import trainingjobs
 from libs.kube.errors import ReadFailed
-from libs.kube.nesting import decoded
+from libs.kube.nesting import decoded, readable
 from libs.kube.objects import list_decoder
 from libs.kube.port import Answer, Kube
 from libs.kube.trainingjobs import TrainingJobStatus
@@ -318,7 +318,7 @@ async def list_all(
                 listed = decoded(list_decoder, answer.body)
             except msgspec.MsgspecError as error:
                 raise ReadFailed(path, Answer(answer.status, str(error).encode())) from error
-            items.extend(bytes(item) for item in listed.items or ())
+            items.extend(readable(bytes(item)) for item in listed.items or ())
             token = listed.metadata.continue_ or ""
             if not token:
                 return Listed(items, listed.metadata.resourceVersion)

@@ -12,9 +12,9 @@ import structlog
 
 from libs.bus.port import GroupReader
 from libs.contracts.hardware import gpu_models_of, levels_of
+from libs.contracts.tenants import most_tasks
 from libs.contracts.topics import CLUSTER, GPUS, MIX, OUTCOMES, TASKS
 from libs.engine.api import Engine, EngineConfig
-from libs.engine.core import PlacementEngine
 from libs.host.parts import Parts
 from libs.runtime.backoff import Backoff
 from libs.runtime.lifecycle import Health
@@ -27,6 +27,7 @@ from services.placement.controller import Controller
 from services.placement.cycle import Cycle
 from services.placement.emit import Emitter
 from services.placement.gangs import Mender
+from services.placement.guard import GuardedEngine
 from services.placement.intake import Intake
 from services.placement.jobs import Pending
 from services.placement.learning import Learning
@@ -66,11 +67,15 @@ class Placement:
         )
 
         def new_engine() -> Engine:
-            return PlacementEngine(config)
+            return GuardedEngine(config)
 
         tenants = {namespace: tenant.name for tenant in settings.tenants for namespace in tenant.namespaces}
         view = View(
-            new_engine, gpu_max_age_s=settings.placement_gpu_max_age_s, tenants=tenants, mix_slots=self._partitions
+            new_engine,
+            gpu_max_age_s=settings.placement_gpu_max_age_s,
+            tenants=tenants,
+            mix_slots=self._partitions,
+            most_tasks=most_tasks(settings.job_tasks, settings.tenants),
         )
         attention = Attention(settings.placement_hopeless_per_s)
         pending = Pending(overdue_s=settings.placement_overdue_s, attention=attention)

@@ -139,6 +139,8 @@ def _missing(
 ) -> tuple[list[Task], int]:
     """Tasks of slots that nothing fills, all of one attempt number that none of them has used: a plan speaks of one
     attempt, and a task id that has ended is refused for ever."""
+    if view.replicas > known.most_tasks:
+        return trainingjobs.expand(view, base, known)[1], base
     slots = [(r.name, i) for r in view.spec.roles for i in range(r.replicas) if (r.name, i) not in occupied]
     if not slots:
         return [], base

@@ -27,16 +27,18 @@ from libs.kube.outcomes import Outcome, classify
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
 from libs.kube.trainingjobs import TrainingJobStatus, TrainingJobView
+from libs.observe.faults import words
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import comes
 from services.placement.assess import Assessment, assess
 from services.placement.decide import told
+from services.placement.guard import FAULTS
 from services.placement.jobs import Job
 from services.placement.outbox import Haste
 from services.placement.state import State
 from services.placement.status import ObjectWords, Teller
-from services.placement.truth import Truth, read_done
+from services.placement.truth import Truth, read_done, read_each
 
 log = structlog.get_logger()
 
@@ -106,11 +108,27 @@ class Controller:
             if view.deleting:
                 self.cancelled(key)
             else:
-                self.apply(view, truth.owned.get(view.uid, ()), moved.get(view.uid, ()))
+                self._apply(view, truth.owned.get(view.uid, ()), moved.get(view.uid, ()))
         # Of jobs whose end nobody told us, and of partitions that others have by now.
         for key in [k for k in self._status if k not in truth.objects and k not in self._state.pending.jobs]:
             del self._status[key]
         self._teller.retell()
+
+    def _apply(self, view: TrainingJobView, pods: Collection[PodView], moved: Collection[str]) -> None:
+        """As `apply`; where that fails, this job is told so and no other has to suffer."""
+        try:
+            self.apply(view, pods, moved)
+        except Exception as error:
+            FAULTS.seen("job object", view.key, error)
+            status = msgspec.structs.replace(
+                view.status,
+                reason="CouldNotBeDecided",
+                message=f"looking at the job fails by a fault of Drystone's own ({words(error)})",
+            )
+            if status != view.status:
+                self._teller.write(
+                    ObjectWords(view.namespace, view.name, view.uid, status, Haste.STARTED, view.spec.queue)
+                )
 
     def apply(self, view: TrainingJobView, pods: Collection[PodView], moved: Collection[str]) -> None:
         """Bring the pending set, the status and the pods in line with what the object and its pods amount to. Tasks
@@ -269,16 +287,17 @@ class Controller:
             return
         if not answer.ok:
             raise ReadFailed(key, answer)
-        view = trainingjobs.parse(answer.body)
+        view = next(read_each(trainingjobs.parse, (answer.body,)), None)
+        if view is None:
+            return
         if view.deleting:
             self.cancelled(key)
             return
         listed = await writes.list_all(self._kube, writes.pods_path(namespace), label_selector=f"{keys.JOB}={name}")
-        pods = [
-            p for p in map(parse_pod, listed.items) if p.training_job is not None and p.training_job.uid == view.uid
-        ]
+        found = read_each(parse_pod, listed.items)
+        pods = [p for p in found if p.training_job is not None and p.training_job.uid == view.uid]
         if partition_of(key, self._partitions) in self._state.active:
-            self.apply(view, pods, self._state.pending.moved_since(stamp).get(view.uid, ()))
+            self._apply(view, pods, self._state.pending.moved_since(stamp).get(view.uid, ()))
 
     async def _look_at_gang(self, key: str, namespace: str) -> None:
         """A gang of pods without an object: all that is asked is which of its members ended well."""

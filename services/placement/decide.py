@@ -229,6 +229,8 @@ _WORDS: Final = {
     Reason.GATED: "SchedulingGated",
     Reason.POD_GROUP: "PodGroupNotSeen",
     Reason.EVICTING: "WaitingForEvictions",
+    Reason.FAULT: "CouldNotBeDecided",
+    Reason.TOO_MANY_TASKS: "TooManyTasks",
     Reason.REFUSED: REFUSED_WORD,
 }
 

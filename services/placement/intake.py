@@ -36,6 +36,7 @@ from libs.store.pages import dump_pages
 from libs.store.port import Ledger, LedgerUnavailable, StaleGeneration
 from services.placement import measures
 from services.placement.decide import Next, judge_outcome, refused
+from services.placement.guard import FAULTS
 from services.placement.jobs import Job
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
@@ -94,7 +95,10 @@ class Intake:
                 _unreadable(record, error)
                 continue
             for change in batch.items:
-                self._take_hint(change, record.partition, now)
+                try:
+                    self._take_hint(change, record.partition, now)
+                except Exception as error:
+                    FAULTS.seen("hint", change.head.key, error)
         if self._state.pending.has_dirty:
             self._state.wake.set()
 
@@ -153,7 +157,10 @@ class Intake:
                 except msgspec.MsgspecError as error:
                     _unreadable(record, error)
                     continue
-                view.see(fact, now)
+                try:
+                    view.see(fact, now)
+                except Exception as error:
+                    FAULTS.seen("fact", record.key, error)
             if reader.caught_up and not self.cluster_ready.is_set():
                 log.info("cluster facts read", nodes=len(view.nodes), pods=len(view.pods), queues=len(view.queues))
                 self.cluster_ready.set()
@@ -174,7 +181,10 @@ class Intake:
                 except msgspec.MsgspecError as error:
                     _unreadable(record, error)
                     continue
-                self._state.view.measure(facts, now)
+                try:
+                    self._state.view.measure(facts, now)
+                except Exception as error:
+                    FAULTS.seen("measurement", facts.node, error)
             if self._state.view.news:
                 self._state.wake.set()
 

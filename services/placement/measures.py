@@ -33,4 +33,7 @@ MIX_WRITTEN = counter("drystone_placement_mix_written_total", "Records of the le
 ADVICE_S = histogram("drystone_placement_advice_seconds", "One answer to what would help a job that waits.")
 REPAIRED = counter("drystone_placement_repaired_total", "What the slow pass found different.", ("what",))
 VIEW_RELOADS = counter("drystone_placement_view_reloads_total", "Dumps of the ledger read, by cause.", ("cause",))
+FAULTS = counter(
+    "drystone_placement_faults_total", "Faults of ours at one job or object, kept from all others.", ("what",)
+)
 UNREADABLE = counter("drystone_placement_unreadable_total", "Records that could not be read, by topic.", ("topic",))

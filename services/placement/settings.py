@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from libs.contracts.hardware import GpuModelEntry, TopologyLevel, default_levels, gpu_models_of, levels_of
 from libs.contracts.tenants import TenantPolicy
+from libs.domain.bounds import MOST_TASKS
 from libs.engine.fair.little import LittleService
 from libs.host.settings import CommonSettings
 
@@ -15,6 +16,9 @@ from libs.host.settings import CommonSettings
 class PlacementSettings(CommonSettings):
     #: Tenants with their namespaces, as JSON: the same value that the watcher has.
     tenants: tuple[TenantPolicy, ...] = (TenantPolicy(),)
+    #: Tasks of one job, however it was made; of one with more nothing is expanded. A tenant's `max_tasks` above it
+    #: stands for all. Watcher and placement have the same.
+    job_tasks: int = Field(default=MOST_TASKS, ge=1, le=100_000)
     #: Policy name -> weight, as JSON. `precision` has a say for tasks that declare one (docs/precision.md).
     placement_weights: dict[str, int] = Field(default_factory=lambda: {"drystone": 1, "precision": 1})
     #: Kinds of topology domains, widest first, as JSON (docs/topology.md).

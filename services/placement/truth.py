@@ -7,9 +7,9 @@ is never begun as a single.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -24,9 +24,12 @@ from libs.kube.objects import bare_decoder, pod_group_decoder
 from libs.kube.pods import PodView, parse_pod
 from libs.kube.port import Kube
 from libs.kube.trainingjobs import TrainingJobView
+from services.placement.guard import FAULTS
 from services.placement.jobs import Job
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 _PENDING: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},spec.nodeName="
 _DONE: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},status.phase=Succeeded"
@@ -71,9 +74,10 @@ async def read_truth(
         if task is not None and task.version == meta.resource_version and not meta.deleted:
             unchanged.setdefault(key, []).append(task)
             continue
-        pod = parse_pod(raw)
-        if pod.pending and pod.ours and partition_of(job_of(pod, known).key, count) in partitions:
-            waiting.append(pod)
+        fresh = read_each(parse_pod, (raw,))
+        waiting += [
+            p for p in fresh if p.pending and p.ours and partition_of(job_of(p, known).key, count) in partitions
+        ]
     if any(pod_group_of(pod) for pod in waiting):
         known = await _with_pod_groups(kube, known)
     pods: dict[str, list[PodView]] = {}
@@ -90,19 +94,18 @@ async def read_truth(
         if job is not None and (known_head is None or (job.tasks and _stands(job.head, known_head))):
             known_head = job.head  # resolved by the watcher, which may know more
         if known_head is not None:  # else it went meanwhile
-            fresh = (pod.to_task() for pod in pods.get(key, ()))
-            truth.jobs[key] = JobChanged(head=known_head, tasks=(*unchanged.get(key, ()), *fresh))
+            tasks = (pod.to_task() for pod in pods.get(key, ()))
+            truth.jobs[key] = JobChanged(head=known_head, tasks=(*unchanged.get(key, ()), *tasks))
     short = {key: job.head for key, job in truth.jobs.items() if len(job.tasks) < job.head.gang_min}
     for namespace in sorted({head.namespace for head in short.values()}):
         keys_there = [key for key, head in short.items() if head.namespace == namespace]
         truth.done |= await read_done(kube, namespace, keys_there)
-    for raw in await _all(kube, writes.TRAINING_JOBS):
-        view = trainingjobs.parse(raw)
+    for view in read_each(trainingjobs.parse, await _all(kube, writes.TRAINING_JOBS)):
         if partition_of(view.key, count) in partitions:
             truth.objects[view.key] = view
     if any(not view.ended for view in truth.objects.values()):
-        for raw in (await writes.list_all(kube, writes.pods_path(), label_selector=keys.JOB)).items:
-            pod = parse_pod(raw)
+        listed_now = (await writes.list_all(kube, writes.pods_path(), label_selector=keys.JOB)).items
+        for pod in read_each(parse_pod, listed_now):
             owner = pod.training_job
             if owner is not None:
                 truth.owned.setdefault(owner.uid, []).append(pod)
@@ -113,19 +116,37 @@ async def read_done(kube: Kube, namespace: str, jobs: Collection[str]) -> dict[s
     """Tasks of these gangs whose pods ended well and are still there. A gang of which some were bound late, or whose
     members were lost and made anew, is as whole by these as by those that run."""
     done: dict[str, set[str]] = {key: set() for key in jobs}
-    for raw in (await writes.list_all(kube, writes.pods_path(namespace), field_selector=_DONE)).items:
-        pod = parse_pod(raw)
+    done_pods = await writes.list_all(kube, writes.pods_path(namespace), field_selector=_DONE)
+    for pod in read_each(parse_pod, done_pods.items):
         if (key := job_key(pod)) in done:
             done[key].add(pod.task_id)
     return done
+
+
+def read_each(parse: Callable[[bytes], T], raws: Iterable[bytes]) -> Iterator[T]:
+    """What can be read of these. One object that cannot be is counted, and hides no other."""
+    for raw in raws:
+        try:
+            found = parse(raw)
+        except Exception as error:
+            FAULTS.seen("object", _name_of(raw), error)
+            continue
+        yield found
+
+
+def _name_of(raw: bytes) -> str:
+    try:
+        meta = bare_decoder.decode(raw).metadata
+    except (msgspec.MsgspecError, RecursionError):
+        return "?"
+    return f"{meta.namespace}/{meta.name}"
 
 
 async def _with_pod_groups(kube: Kube, known: Known) -> Known:
     least: dict[tuple[str, str], int] = {}
     words: dict[tuple[str, str], Mapping[str, str]] = {}
     for path in POD_GROUPS.values():
-        for raw in await _all(kube, path, unless=(404, 403)):
-            group = pod_group_decoder.decode(raw)
+        for group in read_each(pod_group_decoder.decode, await _all(kube, path, unless=(404, 403))):
             place = group.metadata.namespace, group.metadata.name
             least[place] = max(least.get(place, 1), group.spec.min_member or 1)
             words[place] = words.get(place) or group.metadata.annotations or {}

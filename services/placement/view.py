@@ -22,6 +22,7 @@ from libs.contracts.events import (
     PriorityClassFact,
     QueueFact,
 )
+from libs.domain.bounds import MOST_TASKS
 from libs.domain.jobs import Task
 from libs.domain.nodes import Node, newer
 from libs.domain.queues import Queue, QueueHistory
@@ -46,8 +47,10 @@ class View:
         gpu_max_age_s: float = 120.0,
         tenants: Mapping[str, str] | None = None,
         mix_slots: int = 1,
+        most_tasks: int = MOST_TASKS,
     ) -> None:
         self._mix_slots = mix_slots
+        self._most_tasks = most_tasks
         self._tenants = dict(tenants or {})
         self._new_engine = new_engine
         self.engine = new_engine()
@@ -87,6 +90,7 @@ class View:
             namespace_queues=of_namespaces(self.queues.values()),
             queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
             priorities={name: fact.value for name, fact in self.priorities.items()},
+            most_tasks=self._most_tasks,
         )
 
     # -- facts --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import asyncio
 
 import structlog
 
+from libs.contracts.tenants import most_tasks
 from libs.host.parts import Parts
 from libs.kube.grouping import Known
 from libs.kube.lease import LeaderLease
@@ -43,7 +44,7 @@ class Watcher:
         )
         self._leadership: Leadership | None = None
         self._led = False
-        self._knowledge = Knowledge(settings.tenant_by_namespace)
+        self._knowledge = Knowledge(settings.tenant_by_namespace, most_tasks(settings.job_tasks, settings.tenants))
         self._intake = Intake(parts.kube, parts.bus, settings, parts.clock, self._known)
         self._stopping = False
 

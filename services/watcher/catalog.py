@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from libs.contracts.events import ClusterFact, NamespaceFact, PdbFact, PriorityClassFact, QueueFact, cluster_key
+from libs.domain.bounds import MOST_TASKS
 from libs.domain.queues import Queue
 from libs.kube import objects
 from libs.kube.declared import KEYS
@@ -20,7 +21,9 @@ class Catalog:
     """Each resource has one way in: (kind of event, raw object), which returns the object's identity. A list is all of
     them, and then the end of those that were not among them."""
 
-    def __init__(self, term: int, tenants: Mapping[str, str], changes: Callable[[], Changes]) -> None:
+    def __init__(
+        self, term: int, tenants: Mapping[str, str], changes: Callable[[], Changes], most_tasks: int = MOST_TASKS
+    ) -> None:
         #: PodGroups by project, with their minima and what they say for all their pods.
         self.groups: dict[str, dict[Place, tuple[int, dict[str, str]]]] = {project: {} for project in POD_GROUPS}
         self.priorities: dict[str, PriorityClassFact] = {}
@@ -31,6 +34,7 @@ class Catalog:
         self.namespaces: dict[str, NamespaceFact] = {}
         self._term = term
         self._tenants = dict(tenants)
+        self._most_tasks = most_tasks
         self._changes = changes
         self._specs: dict[str, tuple[objects.QueueSpec, str]] = {}
         self.known = Known()
@@ -163,4 +167,5 @@ class Catalog:
             pod_group_min=self._group_min,
             priorities={name: fact.value for name, fact in self.priorities.items()},
             pod_group_annotations=self._group_words,
+            most_tasks=self._most_tasks,
         )

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from libs.contracts.events import ClusterFact, NodeFact
+from libs.domain.bounds import MOST_TASKS
 from libs.domain.nodes import Node, newer
 from libs.kube import objects, trainingjobs
 from libs.kube.grouping import Known, resolve_queue
@@ -32,7 +33,7 @@ K = TypeVar("K", bound=Hashable)
 
 class Picture:
     """All state of the leader. `term` goes into every fact; `now` gives seconds since the epoch. `ignored` is told of
-    annotations that cannot be read and so say nothing."""
+    annotations that cannot be read and so say nothing, `faulty` of the beginning of an object on which we failed."""
 
     def __init__(
         self,
@@ -43,13 +44,15 @@ class Picture:
         now: Callable[[], float] = lambda: 0.0,
         half_life_s: int = 86_400,
         ignored: Callable[[PodView, str], None] | None = None,
+        most_tasks: int = MOST_TASKS,
+        faulty: Callable[[str, Exception], None] | None = None,
     ) -> None:
         self.term = term
         self.tally = Tally(now, half_life_s, term)
         #: As they were last said; heartbeats are only noted in `_node_versions`.
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[str, trainingjobs.TrainingJobView] = {}
-        self.catalog = Catalog(term, tenants, lambda: self._changes)
+        self.catalog = Catalog(term, tenants, lambda: self._changes, most_tasks)
         self.storage = Storage(term, lambda: self._changes)
         self.pods = Pods(
             term, self.nodes, self.catalog, self.tally, lambda: self._changes, ignored or (lambda _pod, _note: None)
@@ -59,6 +62,7 @@ class Picture:
         self._node_versions: dict[str, str] = {}
         self._changes = Changes()
         self._unreadable = unreadable or (lambda _: None)
+        self._faulty = faulty or (lambda _what, _error: None)
 
     @property
     def known(self) -> Known:
@@ -157,7 +161,7 @@ class Picture:
             self.guarded(event, "ADDED", raw)
             try:
                 present.add(identity(objects.bare_decoder.decode(raw).metadata))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 self._unreadable(str(error))
         return present
 
@@ -166,6 +170,9 @@ class Picture:
             event(kind, raw)
         except msgspec.MsgspecError as error:
             self._unreadable(str(error))
+        except Exception as error:
+            self._unreadable(str(error))
+            self._faulty(raw[:300].decode(errors="replace"), error)
 
     # --- what is to be said ------------------------------------------------------------------------------------------
 

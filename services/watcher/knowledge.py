@@ -15,6 +15,7 @@ import msgspec
 from libs.bus.port import Bus, FullReader, Incoming
 from libs.contracts.events import ClusterFact, NodeFact, PriorityClassFact, QueueFact
 from libs.contracts.topics import CLUSTER
+from libs.domain.bounds import MOST_TASKS
 from libs.domain.nodes import newer
 from libs.domain.queues import Queue
 from libs.kube.grouping import Known
@@ -29,13 +30,14 @@ _READ = ("queue/", "priorityclass/", "node/")
 class Knowledge:
     """`known` and `seen` for hints; `ready` once the topic's content at start has been read."""
 
-    def __init__(self, tenants: Mapping[str, str]) -> None:
+    def __init__(self, tenants: Mapping[str, str], most_tasks: int = MOST_TASKS) -> None:
         self.ready = asyncio.Event()
         self.seen = ""
         self._tenants = dict(tenants)
         self._queues: dict[str, tuple[int, Queue]] = {}
         self._priorities: dict[str, tuple[int, int]] = {}
-        self._known = Known(tenants=self._tenants)
+        self._most_tasks = most_tasks
+        self._known = Known(tenants=self._tenants, most_tasks=most_tasks)
 
     @property
     def known(self) -> Known:
@@ -106,4 +108,5 @@ class Knowledge:
             namespace_queues=of_namespaces(queues),
             queue_paths={queue.path.rsplit("/", 1)[-1]: queue.path for queue in queues},
             priorities={name: value for name, (_, value) in self._priorities.items()},
+            most_tasks=self._most_tasks,
         )

@@ -15,12 +15,14 @@ import msgspec
 import structlog
 
 from libs.bus.port import Bus
+from libs.contracts.tenants import most_tasks
 from libs.contracts.topics import CLUSTER, TASKS
 from libs.kube import volumes, writes
 from libs.kube.grouping import POD_GROUPS
 from libs.kube.pods import PodView
 from libs.kube.port import Kube
 from libs.kube.reflector import Reflector
+from libs.observe.faults import Faults
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.pace import Pace
@@ -36,6 +38,7 @@ from services.watcher.lists import group_watch, handlers
 from services.watcher.settings import WatcherSettings
 
 log = structlog.get_logger()
+_faults = Faults(metrics.FAULTS)
 
 _encode = msgspec.json.encode
 
@@ -96,6 +99,8 @@ class Leadership:
             now=clock.wall,
             half_life_s=settings.history_half_life_s,
             ignored=_ignored,
+            most_tasks=most_tasks(settings.job_tasks, settings.tenants),
+            faulty=lambda of, error: _faults.seen("object", of, error),
         )
         self._keeper = Keeper(kube, self.picture, settings, clock)
         self._emitter = Emitter(ledger, bus.publisher(), bus.partitions(TASKS.name), term)

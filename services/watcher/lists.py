@@ -74,7 +74,7 @@ def _pods_are(picture: Picture, raws: Sequence[bytes]) -> None:
     for raw in raws:
         try:
             meta = bare_decoder.decode(raw).metadata
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             fresh.append(raw)  # counted as what cannot be read
             continue
         present.add(meta.uid)

@@ -17,5 +17,6 @@ IGNORED = counter(
 )
 QUEUE_STATUS = counter("drystone_watcher_queue_status_total", "Statuses of queues written, by outcome.", ("outcome",))
 UNREADABLE = counter("drystone_watcher_unreadable_total", "Objects that could not be read.")
+FAULTS = counter("drystone_watcher_faults_total", "Faults of ours at one object, kept from all others.", ("what",))
 INTAKE = counter("drystone_intake_total", "Job events by what became of them.", ("tenant", "outcome"))
 PARKED = gauge("drystone_intake_parked", "Keys that wait for a passing fault to end.")

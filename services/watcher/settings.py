@@ -7,12 +7,16 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from libs.contracts.tenants import TenantPolicy
+from libs.domain.bounds import MOST_TASKS
 from libs.host.settings import CommonSettings
 
 
 class WatcherSettings(CommonSettings):
     #: Tenants with their job topics and namespaces, as JSON.
     tenants: tuple[TenantPolicy, ...] = (TenantPolicy(),)
+    #: Tasks of one job, however it was made; of one with more nothing is expanded. A tenant's `max_tasks` above it
+    #: stands for all. Watcher and placement have the same.
+    job_tasks: int = Field(default=MOST_TASKS, ge=1, le=100_000)
     #: Where the Lease of the leader is.
     lease_namespace: str = "drystone-system"
     lease_name: str = "drystone-watcher"

@@ -7,6 +7,7 @@ import pytest
 
 from libs.domain.jobs import Phase
 from libs.domain.resources import GpuRequest
+from libs.domain.verdicts import Reason
 from libs.kube import trainingjobs
 from libs.kube.grouping import Known
 from libs.kube.trainingjobs import TrainingJobView
@@ -41,6 +42,28 @@ class TestMinima:
     def test_what_cannot_be_is_bent_into_what_can(self) -> None:
         assert job([role("w", 4)], gangMin=99).gang_min == 4
         assert job([role("w", 4)], gangMin=1).gang_min == 4
+
+
+class TestTooManyTasks:
+    def test_a_job_with_more_than_are_served_is_barred_for_ever_and_has_one_task_to_say_so(self) -> None:
+        known = Known(most_tasks=100)
+        head, tasks = trainingjobs.expand(job([role("m", 1), role("w", 100_000), role("x", 100_000)]), 0, known)
+        assert [t.name for t in tasks] == ["run-1-m-0-0"]
+        assert head.declared == 200_001
+        assert head.barred is not None
+        assert (head.barred.never, head.barred.reason) == (True, Reason.TOO_MANY_TASKS)
+        assert head.barred.message == "the job has 200001 tasks, at most 100 of one job are served"
+
+    def test_as_many_as_are_served_are_all_there(self) -> None:
+        head, tasks = trainingjobs.expand(job([role("m", 1), role("w", 99)]), 0, Known(most_tasks=100))
+        assert (head.barred, len(tasks)) == (None, 100)
+
+
+class TestStatus:
+    def test_a_status_that_is_none_of_ours_does_not_hide_the_job(self) -> None:
+        raw = {"metadata": {"name": "a", "uid": "u"}, "spec": {"roles": [role()]}, "status": {"phase": "Elsewhere"}}
+        view = trainingjobs.parse(msgspec.json.encode(raw))
+        assert (view.name, view.replicas, view.status.phase) == ("a", 2, Phase.PENDING)
 
 
 class TestExpand:
