@@ -1,4 +1,7 @@
-"""The real parts and the services, started once per run, for tests marked `real`; each test has its own namespace."""
+"""The real parts and services that tests marked `real` share, started once per run; each test has its own namespace.
+
+Tests of what cannot be shared (other accounts, an API server or Redis that goes away, chaos) start parts of their own.
+"""
 
 from __future__ import annotations
 

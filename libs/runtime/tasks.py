@@ -7,19 +7,13 @@ the caller; cancellation is passed on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Collection, Coroutine, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
 import structlog
 
-from libs.observe.metrics import counter
-from libs.runtime.backoff import Backoff
-from libs.runtime.clock import Clock, SystemClock
-
 log = structlog.get_logger()
-
-_restarts = counter("drystone_task_restarts_total", "Supervised tasks that failed and were started again.", ("task",))
 
 
 class EndedTask(Exception):
@@ -86,33 +80,6 @@ def still_wanted() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-async def supervised(
-    make: Callable[[], Awaitable[object]],
-    name: str,
-    *,
-    backoff: Backoff | None = None,
-    passing: tuple[type[Exception], ...] = (Exception,),
-    settled_s: float = 60.0,
-    clock: Clock | None = None,
-) -> NoReturn:
-    """Run `make()` for ever: what fails with a `passing` fault, or returns, is started again after a pause. A run that
-    lasted `settled_s` counts as recovered, so the next pause is short again."""
-    clock = clock or SystemClock()
-    backoff = backoff or Backoff(0.1, 10.0)
-    curable: tuple[type[Exception], ...] = (*passing, EndedTask)
-    while True:
-        began = clock.monotonic()
-        try:
-            await never_ends(make(), name)
-        except curable as fault:
-            if clock.monotonic() - began >= settled_s:
-                backoff.reset()
-            pause = backoff.next()
-            _restarts.labels(name).inc()
-            log.warning("task failed", task=name, fault=repr(fault), pause_s=round(pause, 3), tries=backoff.tries)
-        await clock.sleep(pause)
 
 
 async def run_until(stop: asyncio.Event, tasks: Mapping[str, Coroutine[Any, Any, object]]) -> None:

@@ -15,6 +15,9 @@ SWEPT = counter("drystone_watcher_swept_total", "Bound tasks that a list did not
 IGNORED = counter(
     "drystone_watcher_ignored_total", "Annotations of pods that say nothing that can be read.", ("annotation",)
 )
+KUBELET = counter(
+    "drystone_kubelet_refusals_total", "Pods of ours that their node's kubelet refused, by its reason.", ("reason",)
+)
 QUEUE_STATUS = counter("drystone_watcher_queue_status_total", "Statuses of queues written, by outcome.", ("outcome",))
 UNREADABLE = counter("drystone_watcher_unreadable_total", "Objects that could not be read.")
 FAULTS = counter("drystone_watcher_faults_total", "Faults of ours at one object, kept from all others.", ("what",))

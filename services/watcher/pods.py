@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -21,9 +22,14 @@ from libs.kube.declared import notes
 from libs.kube.grouping import job_of
 from libs.kube.pods import PodView, parse_pod
 from libs.store.port import TaskSeen
+from services.watcher import metrics
 from services.watcher.catalog import Catalog
 from services.watcher.changes import Changes
 from services.watcher.tally import Tally
+
+#: Reasons of kubelets that refuse a pod that was bound to them; further resources are counted as one.
+_OUT_OF: Final = frozenset({"OutOfcpu", "OutOfmemory", "OutOfpods", f"OutOf{keys.GPU_RESOURCE}"})
+_KUBELETS: Final = frozenset({"UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "AdmissionFailed"})
 
 
 @dataclass(slots=True)
@@ -189,6 +195,8 @@ class Pods:
                 del self.by_uid[uid]
         elif view.ended:
             if old is None or not old.view.ended:
+                if reason := _kubelets(view):
+                    metrics.KUBELET.labels(reason).inc()
                 changes.freed(uid)
                 changes.hint(head).gone[view.task_id] = None
         elif view.terminating:
@@ -280,6 +288,14 @@ class Pods:
             workload=head.workload if head else "",
             wishes=view.wishes if head else None,
         )
+
+
+def _kubelets(view: PodView) -> str:
+    """Why the node's kubelet did not admit the pod: somebody was quicker, or the node is not as it was said to be."""
+    reason = view.status_reason
+    if not reason.startswith("OutOf"):
+        return reason if reason in _KUBELETS else ""
+    return reason if reason in _OUT_OF else "OutOfAnother"
 
 
 def _only_its_status(old: PodView, new: PodView) -> bool:

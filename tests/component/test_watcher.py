@@ -19,8 +19,10 @@ from libs.domain import keys
 from libs.domain.verdicts import Reason
 from libs.host.parts import Parts
 from libs.kube.embedded import EmbeddedCluster
+from libs.kube.writes import MERGE
 from libs.store.embedded import embedded_ledger
 from libs.store.port import Holder
+from services.watcher import metrics
 from services.watcher.app import Watcher, build
 from services.watcher.settings import WatcherSettings
 
@@ -391,6 +393,25 @@ async def test_a_lease_that_was_made_anew_does_not_lock_the_leader_out_of_the_le
         await world.synced(watcher)
         assert uid in await world.held()
         assert (await world.ledger.state()).term > 99
+
+
+async def test_pods_that_a_kubelet_refused_are_counted_by_its_reason_once() -> None:
+    world = await World().open()
+    watcher = world.watcher()
+    counted = {reason: metrics.KUBELET.labels(reason)._value.get() for reason in ("OutOfcpu", "OutOfAnother")}
+    async with world.running(watcher):
+        await world.synced(watcher)
+        for name, reason in (("a", "OutOfcpu"), ("b", "OutOfexample.com/nic"), ("c", "Evicted")):
+            world.pod(name, node="n0", gpus="0")
+            status = {"status": {"phase": "Failed", "reason": reason}}
+            for _ in range(2):
+                answer = world.cluster.call_now("PATCH", f"{PODS}/{name}/status", ENCODE(status), content_type=MERGE)
+                assert answer.ok, answer.body
+
+        async def seen() -> bool:
+            return all(metrics.KUBELET.labels(reason)._value.get() == before + 1 for reason, before in counted.items())
+
+        await world.until(seen)
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,11 @@ async def judged(admin: Kube, namespace: str) -> Kube:
         ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "unconfined"),
         (contained(securityContext={"appArmorProfile": {"type": "Unconfined"}}), "unconfined"),
         ({"securityContext": {"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "0"}]}}, "sysctls"),
+        ({"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, "SELinux"),
+        (contained(securityContext={"seLinuxOptions": {"type": "container_t", "user": "system_u"}}), "SELinux"),
+        (contained(livenessProbe={"httpGet": {"host": "10.0.0.1", "port": 80}}), "another host"),
+        (contained(startupProbe={"tcpSocket": {"host": "metadata.internal", "port": 80}}), "another host"),
+        (contained(lifecycle={"preStop": {"httpGet": {"host": "10.0.0.1", "port": 80}}}), "another host"),
     ],
 )
 async def test_a_job_object_does_not_get_its_maker_more_than_a_pod_would(
@@ -235,13 +240,27 @@ async def test_a_job_object_does_not_get_its_maker_more_than_a_pod_would(
     assert said in why(answer)
 
 
+async def test_an_unconfined_apparmor_annotation_of_a_template_is_judged_as_well(judged: Kube, namespace: str) -> None:
+    role = role_of({})
+    key = "container.apparmor.security.beta.kubernetes.io/main"
+    for said, taken in (("unconfined", False), ("localhost/train", True), ("runtime/default", True)):
+        role["template"]["metadata"] = {"annotations": {key: said, "example.com/team": "a"}}
+        answer = await writes.create_trainingjob(judged, namespace, f"job-{said.partition('/')[0]}", {"roles": [role]})
+        assert answer.ok == taken, why(answer)
+        assert taken or "AppArmor" in why(answer)
+
+
 async def test_an_ordinary_job_object_passes_and_a_trusted_namespace_may_have_more(
     info: StackInfo, admin: Kube, namespace: str
 ) -> None:
     ordinary = {
         "volumes": [{"name": "v", "emptyDir": {}}],
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        **contained(securityContext={"capabilities": {"drop": ["ALL"]}}, ports=[{"containerPort": 80}]),
+        **contained(
+            securityContext={"capabilities": {"drop": ["ALL"]}, "seLinuxOptions": {"type": "container_t"}},
+            ports=[{"containerPort": 80}],
+            livenessProbe={"httpGet": {"path": "/", "port": 80}},
+        ),
     }
     answer = await writes.create_trainingjob(admin, namespace, "ordinary", {"roles": [role_of(ordinary)]})
     assert answer.ok, why(answer)

@@ -99,7 +99,8 @@ def test_a_service_uses_the_topics_that_the_table_of_access_gives_it(service: st
         if isinstance(node, ast.ImportFrom)
     ]
     named = {alias.name for node in imports if node.module == "libs.contracts.topics" for alias in node.names}
-    if any(node.module in ("libs.bus.letters", "libs.bus.batches") for node in imports):
+    taken = {(node.module, alias.name) for node in imports for alias in node.names}
+    if ("libs.bus.letters", "dead_letter") in taken or any(module == "libs.bus.batches" for module, _ in taken):
         named.add("DEAD_LETTERS")
     access = SERVICES[service]
     used = {topic.name for topic in (*access.reads, *access.writes)} - {topics.JOBS.name}

@@ -16,7 +16,6 @@ from libs.runtime.tasks import (
     never_ends,
     run_until,
     still_wanted,
-    supervised,
     waits_at,
 )
 
@@ -60,36 +59,6 @@ async def test_a_cancellation_that_was_lost_in_a_library_does_not_hold_up_the_en
     await ended([task], again_s=0.01)
     assert task.cancelled()
     assert lost == 3
-
-
-async def test_a_supervised_task_is_started_again_with_growing_pauses_but_unknown_faults_pass() -> None:
-    pauses: list[float] = []
-
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-        def wall(self) -> float:
-            return self.now
-
-        async def sleep(self, seconds: float) -> None:
-            pauses.append(seconds)
-
-    runs = 0
-
-    async def work() -> None:
-        nonlocal runs
-        runs += 1
-        if runs > 3:
-            raise KeyError("not ours to cure")
-        raise ConnectionError
-
-    with pytest.raises(KeyError):
-        await supervised(work, "w", backoff=Backoff(1, 100), passing=(ConnectionError,), clock=Clock())
-    assert runs == 4
-    assert 0.5 <= pauses[0] <= 1 <= pauses[1] <= 2 <= pauses[2] <= 4
 
 
 def test_backoff_is_capped_jittered_and_never_overflows() -> None:
