@@ -24,7 +24,6 @@ from libs.engine.actions.rights import Right
 from libs.engine.actions.room import Only, Rule, make_room, may_ask
 from libs.engine.api import Decision, PendingJob, RunningTask
 from libs.engine.fair.ask import everything
-from libs.engine.fair.little import LittleService
 from libs.engine.session import Session
 
 OVERDUE: Final = Rule("overdue", frozenset({Right.ALIKE}))
@@ -40,16 +39,14 @@ def service(session: Session, job: PendingJob, refused: Decision | None) -> Deci
     head, now, book = job.head, session.now, session.service
     if refused is None:
         return Decision(head.key, session.fits)
-    rules = book.rules
-    if rules is None or not now or not may_ask(job, refused):
+    if book.rules is None or not now or not may_ask(job, refused):
         return refused
-    savers = book.savers(now)
-    if not savers:
+    if not book.saves(now):
         return refused
     if head.key in book.overdue:
         return _overdue(session, job, refused)
     level = book.level(head, now)
-    above = _above(session, rules, level)
+    above = book.above(level, now)
     if not above:
         return _later(refused, now + RARELY_S)
     at = book.claims(head, now, everything(job.tasks)[0] / WHOLE)
@@ -58,7 +55,7 @@ def service(session: Session, job: PendingJob, refused: Decision | None) -> Deci
         return _later(refused, min(at, now + RARELY_S), f"who has had much may yield to it from {utc(at)} on")
     if not book.evictions_left(now):
         return _later(refused, now + RARELY_S, _SPENT)
-    fresh = [task for task in above if task.job not in book.overdue and book.fresh(task, now)]
+    fresh = [t for t in above if book.fresh(t, now) and t.job not in book.overdue and book.stays(t)]
     found = make_room(session, job, refused, SERVICE, _only(fresh, level)) if fresh else None
     return found or _later(refused, now + LOOK_S, "who has had much may yield to it just after a checkpoint")
 
@@ -71,21 +68,11 @@ def _overdue(session: Session, job: PendingJob, refused: Decision) -> Decision:
     waited = now - book.since(job.head, now)
     late = [
         task
-        for task, _ in book.savers(now)
+        for task in book.savers(now)
         if task.job not in book.overdue and (waited >= task.checkpoint_s or book.fresh(task, now))
     ]
     found = make_room(session, job, refused, replace(OVERDUE, most=left, single=left == 1), _only(late, (key, left)))
     return found or _later(refused, now + LOOK_S, "it has waited so long that others may yield to it")
-
-
-def _above(session: Session, rules: LittleService, level: int) -> list[RunningTask]:
-    """Who has had so much that it may yield to one of that level."""
-    key = ("service above", level)
-    found: list[RunningTask] | None = session.memo.get(key)
-    if found is None:
-        savers = session.service.savers(session.now)
-        found = session.memo[key] = [task for task, theirs in savers if rules.yields(theirs, level)]
-    return found
 
 
 def _only(tasks: Iterable[RunningTask], mark: Hashable) -> Only:

@@ -52,6 +52,7 @@ class ServiceBook:
         self._served: dict[str, Served | None] = {}
         self._served_at = -1.0
         self._savers: list[tuple[RunningTask, int]] = []
+        self._above: dict[int, list[RunningTask]] = {}
         self._looked_at = float("-inf")
         #: As told last.
         self._still_waits: Callable[[str], bool] | None = None
@@ -178,14 +179,36 @@ class ServiceBook:
     def fresh(self, task: RunningTask, now: float) -> bool:
         return self.rules is not None and task.started > 0 and self.rules.fresh(now - task.started, task.checkpoint_s)
 
-    def savers(self, now: float) -> list[tuple[RunningTask, int]]:
-        """Pods that save their work, so that little is lost with them, and their levels, as of a while ago at most."""
+    def saves(self, now: float) -> bool:
+        """Whether there are pods that save their work."""
+        self._look(now)
+        return bool(self._savers)
+
+    def savers(self, now: float) -> list[RunningTask]:
+        """Pods that save their work, so that little is lost with them."""
+        self._look(now)
+        return [task for task, _ in self._savers if self.stays(task)]
+
+    def above(self, level: int, now: float) -> list[RunningTask]:
+        """Those of them that had so much that they may yield to one of that level, as of a while ago at most; some may
+        have left since (`stays`)."""
+        self._look(now)
+        found = self._above.get(level)
+        if found is None:
+            rules = self.rules
+            found = [task for task, had in self._savers if rules is not None and rules.yields(had, level)]
+            self._above[level] = found
+        return found
+
+    def stays(self, task: RunningTask) -> bool:
+        return self._running.by_uid.get(task.uid) is task and self._running.stays(task)
+
+    def _look(self, now: float) -> None:
         if not 0 <= now - self._looked_at < _LOOKED_S:
             self._looked_at = now
+            self._above.clear()
             self._savers = [
                 (task, self.level_of(task, now))
                 for task in self._running.by_uid.values()
                 if task.ours and task.preemptible and task.checkpoint_s
             ]
-        by_uid, stays = self._running.by_uid, self._running.stays
-        return [one for one in self._savers if by_uid.get(one[0].uid) is one[0] and stays(one[0])]

@@ -14,16 +14,9 @@ from libs.engine.fair import LittleService
 from libs.engine.order import Services
 from libs.sim.queue.accounts import HALF_LIFE_S, Account
 from libs.sim.queue.cluster import Cluster
+from libs.sim.queue.facts import EPOCH, FAIRNESS, HISTORY, OVERDUE_S
 from libs.sim.queue.loop import Costs, History
-from libs.sim.queue.services import (
-    AFTER_S,
-    EPOCH,
-    FAIRNESS,
-    HISTORY,
-    OVERDUE_S,
-    TURN_S,
-    ServicesLoop,
-)  # fmt: skip
+from libs.sim.queue.services import AFTER_S, TURN_S, ServicesLoop
 from libs.sim.queue.study import Setup, simulate
 from libs.sim.queue.trace import TraceJob, read_jobs
 from services.placement.settings import PlacementSettings
