@@ -261,7 +261,7 @@ async def _another_tenant(info: StackInfo, load: Load) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=info.kafka_bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(ANOTHER["topic"], JOBS.partitions, 1)])
+        await admin.create_topics([NewTopic(ANOTHER["topic"], JOBS.partitions, 1, topic_configs=JOBS.config(1))])
     finally:
         await admin.close()
 

@@ -99,11 +99,10 @@ class Intake:
         self._events = JobEvents(kube, bus, settings, clock, known)
         self._positions = Positions()
         self._lanes: dict[LaneKey, _Lane] = {}
-        width = max(_LEAST_WIDTH, settings.intake_width // len(self._topics)) if len(self._topics) > 1 else None
-        self._desks = {
-            topic: _Desk(asyncio.Semaphore(width or settings.intake_width), asyncio.Semaphore(_AGAIN))
-            for topic in self._topics
-        }
+        # However many one tenant's events need, some calls are left for each of the others.
+        others = len(self._topics) - 1
+        width = max(min(_LEAST_WIDTH, settings.intake_width), settings.intake_width - _LEAST_WIDTH * others)
+        self._desks = {topic: _Desk(asyncio.Semaphore(width), asyncio.Semaphore(_AGAIN)) for topic in self._topics}
         self._moved = asyncio.Event()
         self._parked: set[LaneKey] = set()
         self._reader: GroupReader | None = None
