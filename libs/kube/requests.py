@@ -67,10 +67,10 @@ def asked(spec: PodSpec, annotations: Mapping[str, str], status: PodStatus | Non
 
 
 def _at_most(most: int, amount: int, name: str, problems: list[str]) -> int:
-    """Sums of larger amounts would be exact nowhere; no node has this much."""
+    """Sums of larger amounts would be exact nowhere."""
     if amount <= most:
         return amount
-    problems.append(f"resource {name[:80]}: asks for more than any node has; ask for less")
+    problems.append(f"resource {name[:80]}: more than any node has")
     return most
 
 

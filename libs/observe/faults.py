@@ -23,9 +23,7 @@ class Faults:
 
     def seen(self, what: str, of: str, error: Exception) -> None:
         """`of` names the object. The log has the traceback the first time that something fails in this place of the
-        code, one line each time. Raises `error` again where memory ran out: that is no matter of one object."""
-        if isinstance(error, MemoryError):
-            raise error
+        code, one line each time."""
         self._counter.labels(what).inc()
         place = _place(error.__traceback__)
         fresh = place not in self._known and len(self._known) < _MOST_KNOWN

@@ -3,7 +3,8 @@
 Where deciding a job raises, that job is told so, as a verdict of its own; what the call left half done is undone, and
 the others are decided as if it had not been among them. It is tried again after AGAIN_S, and when it changes. Questions
 about one job that are asked beside decisions have the answer then that nobody knows. What is no matter of one job (the
-facts, the settling of a pass, memory that ran out) is not caught.
+settling of a pass, the line without anybody in it) is not caught. An array that no memory holds is a fault like others:
+nothing was allocated.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -115,13 +116,17 @@ def test_a_job_on_which_the_engine_fails_is_told_so_and_tried_again() -> None:
     assert (verdict.until, set(verdict.wakes_on)) == (NOW + AGAIN_S, {Wake.TIME, Wake.SPEC_CHANGED})
 
 
-def test_memory_that_ran_out_is_no_matter_of_one_job() -> None:
+def test_an_array_that_no_memory_holds_is_a_fault_of_one_job() -> None:
     class Exhausted(GuardedEngine):
         def _decide(self, job: PendingJob) -> Decision:
-            raise MemoryError
+            if job.head.key == "pod/team/bad":
+                np.zeros(2**60)
+            return super()._decide(job)
 
-    with pytest.raises(MemoryError):
-        cluster().rack("r", nodes=1).into(Exhausted()).decide([pod("p", gpus=1)], NOW)
+    engine = cluster().rack("r", nodes=1).into(Exhausted())
+    bad, good = engine.decide([pod("bad", gpus=1), pod("good", gpus=1)], NOW)
+    bad, good = (bad, good) if bad.job == "pod/team/bad" else (good, bad)
+    assert (bad.verdict.reason, len(good.placements)) == (Reason.FAULT, 1)
 
 
 def test_a_job_whose_place_in_line_cannot_be_told_is_found_by_itself() -> None:

@@ -32,6 +32,9 @@ WHOLE_LEVELS: Final = 512
 #: CPU that is left over where tasks with one GPU are counted side by side: one in so many parts of what they ask for.
 SPARE_PARTS: Final = 20
 
+#: The highest CPU threshold, milli: four thousand cores.
+TOP: Final = 2**22
+
 
 class Part(NamedTuple):
     """Devices idle by at least `amount` milli, on nodes of that level of CPU or a higher one, are usable."""
@@ -69,8 +72,8 @@ class Kinds:
         self._sizes: list[int] = self.sizes.tolist()
         kept = [shape for shape in shapes if 0 < shape.gpus <= self.width]
         wholes = [shape for shape in kept if self._is_whole(shape)]
-        # What no node has is no threshold.
-        top = int(columns.cap_cpu.max(initial=0))
+        # What no node has is no threshold; nor is what only an absurd one has: `reached` is as long as the highest.
+        top = min(int(columns.cap_cpu.max(initial=0)), TOP)
         self._for_parts = _levels({s.cpu for s in kept if s.cpu <= top and not self._is_whole(s)}, LEVELS)
         cpus = {cpu for shape in wholes for cpu in self._thresholds(shape) if cpu <= top}
         for_wholes = _levels(cpus, WHOLE_LEVELS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 import structlog
 from prometheus_client import Counter
 
@@ -48,8 +47,3 @@ def test_questions_beside_decisions_have_no_answer_where_the_engine_fails() -> N
     assert engine.owed([broken], 1.0) == "it cannot be worked out"
     (decision,) = engine.decide([whole], 1.0)
     assert decision.placements
-
-
-def test_an_ended_memory_is_no_fault_of_one_object() -> None:
-    with pytest.raises(MemoryError):
-        Faults(COUNTER).seen("object", "x", MemoryError())
