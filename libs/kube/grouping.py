@@ -6,7 +6,7 @@ PodGroup whose minimum is not known yet bars its job, because treating it as a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,6 +32,10 @@ POD_GROUPS: Final[Mapping[str, str]] = {
 }
 
 
+#: Namespaces that are named where a queue is for others.
+_SPACES_NAMED: Final = 4
+
+
 def _no_group(_namespace: str, _name: str) -> int | None:
     return None
 
@@ -51,6 +55,8 @@ class Known:
     tenants: Mapping[str, str] = field(default_factory=dict)
     namespace_queues: Mapping[str, str] = field(default_factory=dict)
     queue_paths: Mapping[str, str] = field(default_factory=dict)
+    #: path -> the namespaces that the queue is for, of queues that say some.
+    queue_namespaces: Mapping[str, Collection[str]] = field(default_factory=dict)
     pod_group_min: Callable[[str, str], int | None] = _no_group
     priorities: Mapping[str, int] = field(default_factory=dict)
     pod_group_annotations: Callable[[str, str], Mapping[str, str]] = _no_words
@@ -101,6 +107,8 @@ def job_key(pod: PodView) -> str:
 
 
 def _barred(pod: PodView, known: Known) -> Barred | None:
+    if closed := not_open(_named_queue(pod), pod.namespace, known):
+        return closed
     if _own_job(pod) or _named_gang(pod):
         return None
     group = pod_group_of(pod)
@@ -122,12 +130,14 @@ def pod_group_of(pod: PodView) -> str:
 
 
 def queue_of(pod: PodView, known: Known = NOTHING_KNOWN) -> str:
-    return resolve_queue(
+    return resolve_queue(_named_queue(pod), pod.namespace, known)
+
+
+def _named_queue(pod: PodView) -> str:
+    return (
         pod.annotations.get(keys.QUEUE)
         or pod.labels.get(keys.QUEUE)
-        or next((pod.labels[k] for k in keys.QUEUE_LABELS if pod.labels.get(k)), ""),
-        pod.namespace,
-        known,
+        or next((pod.labels[k] for k in keys.QUEUE_LABELS if pod.labels.get(k)), "")
     )
 
 
@@ -136,6 +146,22 @@ def resolve_queue(named: str, namespace: str, known: Known) -> str:
     if named:
         return known.queue_paths.get(named, named)
     return known.namespace_queues.get(namespace, keys.DEFAULT_QUEUE)
+
+
+def not_open(named: str, namespace: str, known: Known) -> Barred | None:
+    """Why who is there may not name this queue. A queue above it may be for others: that is no matter."""
+    path = resolve_queue(named, namespace, known)
+    spaces = known.queue_namespaces.get(path, ()) if named else ()
+    if not spaces or namespace in spaces:
+        return None
+    some = sorted(spaces)
+    more = f" and {len(some) - _SPACES_NAMED} more" if len(some) > _SPACES_NAMED else ""
+    return Barred(
+        Reason.QUEUE_CLOSED,
+        f"queue {path} is for the namespaces {', '.join(some[:_SPACES_NAMED])}{more} alone, this one is {namespace}",
+        "another queue, or this namespace among the Queue's `namespaces`",
+        never=True,
+    )
 
 
 def priority_of(pod: PodView, known: Known = NOTHING_KNOWN) -> int:

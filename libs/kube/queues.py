@@ -63,6 +63,11 @@ def of_namespaces(queues: Iterable[Queue]) -> dict[str, str]:
     return found
 
 
+def spaces_of(queues: Iterable[Queue]) -> dict[str, frozenset[str]]:
+    """Path -> the namespaces that may name the queue, of those that say any."""
+    return {queue.path: frozenset(queue.namespaces) for queue in queues if queue.namespaces}
+
+
 def amounts(quota: Quota) -> dict[str, str]:
     """As Kubernetes spells them, the reverse of reading."""
     said = {}

@@ -19,7 +19,7 @@ from libs.domain.resources import WHOLE
 from libs.domain.topology import Topology
 from libs.domain.verdicts import Reason
 from libs.kube.declared import Declared
-from libs.kube.grouping import NOTHING_KNOWN, Known, resolve_queue
+from libs.kube.grouping import NOTHING_KNOWN, Known, not_open, resolve_queue
 from libs.kube.near import KEYS as NEAR_KEYS
 from libs.kube.near import NearSpec, PrecisionSpec, RoleNearSpec, annotations_of, topology_of
 from libs.kube.nesting import decoded
@@ -222,7 +222,7 @@ def head_of(view: TrainingJobView, attempt: int, known: Known = NOTHING_KNOWN) -
         checkpoint_s=view.spec.checkpoint_seconds,
         workload=f"{KIND}/{view.namespace}/{view.uid}",
         traceparent=trace.valid((view.metadata.annotations or {}).get(keys.TRACEPARENT, "")),
-        barred=_too_many(view, known),
+        barred=not_open(view.spec.queue, view.namespace, known) or _too_many(view, known),
     )
 
 

@@ -228,6 +228,7 @@ _WORDS: Final = {
     Reason.UNSUPPORTED: "Unsupported",
     Reason.GATED: "SchedulingGated",
     Reason.POD_GROUP: "PodGroupNotSeen",
+    Reason.QUEUE_CLOSED: "QueueNotOpen",
     Reason.EVICTING: "WaitingForEvictions",
     Reason.FAULT: "CouldNotBeDecided",
     Reason.TOO_MANY_TASKS: "TooManyTasks",

@@ -32,7 +32,7 @@ from libs.domain.verdicts import Wake
 from libs.domain.volumes import ClaimState
 from libs.engine.api import Engine, RunningTask
 from libs.kube.grouping import Known
-from libs.kube.queues import of_namespaces
+from libs.kube.queues import of_namespaces, spaces_of
 from services.placement.measured import Measurements
 from services.placement.wake import News
 
@@ -88,6 +88,7 @@ class View:
         return Known(
             tenants=self._tenants,
             namespace_queues=of_namespaces(self.queues.values()),
+            queue_namespaces=spaces_of(self.queues.values()),
             queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
             priorities={name: fact.value for name, fact in self.priorities.items()},
             most_tasks=self._most_tasks,

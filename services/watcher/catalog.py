@@ -10,7 +10,7 @@ from libs.domain.queues import Queue
 from libs.kube import objects
 from libs.kube.declared import KEYS
 from libs.kube.grouping import POD_GROUPS, Known
-from libs.kube.queues import Placed, of_namespaces, tree
+from libs.kube.queues import Placed, of_namespaces, spaces_of, tree
 from services.watcher.changes import Changes
 
 Place = tuple[str, str]
@@ -163,6 +163,7 @@ class Catalog:
         self.known = Known(
             tenants=self._tenants,
             namespace_queues=of_namespaces(self.queues.values()),
+            queue_namespaces=spaces_of(self.queues.values()),
             queue_paths={path.rsplit("/", 1)[-1]: path for path in self.queues},
             pod_group_min=self._group_min,
             priorities={name: fact.value for name, fact in self.priorities.items()},

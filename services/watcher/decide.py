@@ -17,9 +17,10 @@ import msgspec
 
 from libs.contracts.events import ClusterFact, NodeFact
 from libs.domain.bounds import MOST_TASKS
+from libs.domain.jobs import Barred
 from libs.domain.nodes import Node, newer
 from libs.kube import objects, trainingjobs
-from libs.kube.grouping import Known, resolve_queue
+from libs.kube.grouping import Known, not_open, resolve_queue
 from libs.kube.nodes import parse_node
 from libs.kube.pods import PodView
 from services.watcher.catalog import Catalog
@@ -114,12 +115,19 @@ class Picture:
         for old, new in moves.items():
             self.tally.renamed(old, new)
         self.tally.queues_are(self.catalog.queues)
-        if (known.queue_paths, known.namespace_queues) == (self.known.queue_paths, self.known.namespace_queues):
+        now = self.known
+        if (known.queue_paths, known.namespace_queues, known.queue_namespaces) == (
+            now.queue_paths, now.namespace_queues, now.queue_namespaces,
+        ):  # fmt: skip
             return
         self.pods.queues_changed(moves)
-        for view in self.jobs.values():
+
+        def stands(view: trainingjobs.TrainingJobView, known: Known) -> tuple[str, Barred | None]:
             said, space = view.spec.queue, view.namespace
-            if not view.ended and resolve_queue(said, space, known) != resolve_queue(said, space, self.known):
+            return resolve_queue(said, space, known), not_open(said, space, known)
+
+        for view in self.jobs.values():
+            if not view.ended and stands(view, known) != stands(view, now):
                 self._expand(view)
 
     def _expand(self, view: trainingjobs.TrainingJobView) -> None:

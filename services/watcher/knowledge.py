@@ -19,7 +19,7 @@ from libs.domain.bounds import MOST_TASKS
 from libs.domain.nodes import newer
 from libs.domain.queues import Queue
 from libs.kube.grouping import Known
-from libs.kube.queues import of_namespaces
+from libs.kube.queues import of_namespaces, spaces_of
 from libs.runtime.clock import Clock
 from services.watcher.leaving import leave
 
@@ -106,6 +106,7 @@ class Knowledge:
         self._known = Known(
             tenants=self._tenants,
             namespace_queues=of_namespaces(queues),
+            queue_namespaces=spaces_of(queues),
             queue_paths={queue.path.rsplit("/", 1)[-1]: queue.path for queue in queues},
             priorities={name: value for name, (_, value) in self._priorities.items()},
             most_tasks=self._most_tasks,

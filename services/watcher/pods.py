@@ -123,8 +123,9 @@ class Pods:
                     self._bound(uid, pod)
             elif pod.view.pending:
                 head = job_of(pod.view, self._catalog.known)
-                if head.queue != pod.head.queue:
+                if head.queue != pod.head.queue or head.barred != pod.head.barred:
                     pod.head = head
+                    (self._barred.add if head.barred is not None else self._barred.discard)(uid)
                     self._changes().hint(head).tasks[uid] = pod.view.to_task()
 
     def devices_changed(self, node: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from libs.domain import keys
-from libs.kube import writes
+from libs.kube import trainingjobs, writes
 from tests.e2e.test_real_pods import bound
 from tests.e2e.world import World
 
@@ -58,6 +58,28 @@ async def test_limits_and_namespaces_of_queues_change_while_everything_runs(worl
     await world.until(lambda pods: "third" in bound(pods), within_s=60.0)
     holders = await world.until_held(lambda held: [h.state for h in held] == ["bound"] * 3)
     assert sorted(h.queue for h in holders) == [large, small, small]
+
+
+async def test_a_queue_of_other_namespaces_is_not_open_until_it_is_said_to_be(world: World) -> None:
+    await world.nodes(1)
+    queue = await make(world, {"namespaces": ["somebody-elses"]})
+    spec = {"roles": world.job("x", 2)["roles"], "queue": queue}
+    body = {"apiVersion": keys.API_VERSION, "kind": trainingjobs.KIND, "metadata": {"name": "job"}, "spec": spec}
+    await world.load.create_all(trainingjobs.path(world.namespace), [body])
+    async with world.listening() as heard:
+        await world.create(world.pod("pod", annotations={keys.QUEUE: queue}))
+        pods = await world.until(lambda pods: "pod" in pods and bool(pods["pod"].reason))
+        assert pods["pod"].reason == "QueueNotOpen"
+        condition = pods["pod"].condition
+        assert condition is not None
+        assert f"queue {queue} is for the namespaces somebody-elses alone" in (condition.message or "")
+        await heard.until(lambda heard: bool(heard.about(f"pod/{world.namespace}/pod")))
+        verdict = heard.about(f"pod/{world.namespace}/pod")[0].verdict
+        assert verdict is not None
+        assert verdict.kind == "Never"
+    await world.until_job("job", lambda view: view.status.reason == "QueueNotOpen", namespace=world.namespace)
+    await change(world, queue, namespaces=["somebody-elses", world.namespace])
+    await world.until(lambda pods: len(bound(pods)) == 3, within_s=30.0)
 
 
 async def test_a_limit_of_one_model_holds_back_that_model_alone(world: World) -> None:

@@ -144,3 +144,27 @@ class TestPriority:
 
     def test_a_pod_that_must_not_preempt_does_not(self) -> None:
         assert not job_of(pod(preemptionPolicy="Never")).preempts
+
+
+class TestWhoMayNameAQueue:
+    KNOWN = Known(
+        queue_paths={"vision": "research/vision"},
+        queue_namespaces={"research/vision": frozenset({"team-b", "team-c"})},
+    )
+
+    def test_a_queue_of_other_namespaces_is_not_open(self) -> None:
+        for said in ({"annotations": {"drystone.dev/queue": "vision"}}, {"labels": {"kai.scheduler/queue": "vision"}}):
+            head = job_of(pod(**said), self.KNOWN)
+            assert head.queue == "research/vision"
+            assert head.barred is not None
+            assert (head.barred.reason, head.barred.never) == (Reason.QUEUE_CLOSED, True)
+            assert "is for the namespaces team-b, team-c alone" in head.barred.message
+
+    def test_its_own_namespaces_may_name_it_and_everybody_a_queue_without_any(self) -> None:
+        member = pod(annotations={"drystone.dev/queue": "vision"}, meta={"namespace": "team-b"})
+        assert job_of(member, self.KNOWN).barred is None
+        assert job_of(pod(annotations={"drystone.dev/queue": "research"}), self.KNOWN).barred is None
+
+    def test_who_names_none_is_not_barred(self) -> None:
+        known = Known(queue_namespaces={"default": frozenset({"team-b"})})
+        assert job_of(pod(), known).barred is None
