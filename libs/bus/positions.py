@@ -58,5 +58,9 @@ class Positions:
     def in_hand(self) -> int:
         return sum(len(line) for line in self._lines.values())
 
-    def in_hand_of(self, topic: str) -> int:
-        return sum(len(line) for place, line in self._lines.items() if place[0] == topic)
+    def by_topic(self) -> dict[str, int]:
+        """The same of each topic."""
+        found: dict[str, int] = {}
+        for (topic, _), line in self._lines.items():
+            found[topic] = found.get(topic, 0) + len(line)
+        return found

@@ -52,12 +52,14 @@ LaneKey = tuple[str, str]
 
 @dataclass(slots=True)
 class _Event:
-    """`since`: what its lane's `parked_s` was when it came."""
+    """`since`: what its lane's `parked_s` was when it came. `lost`: its partition went to another owner, who reads it
+    again."""
 
     record: Incoming
     held: InHand
     since: float = 0.0
     turned_away: bool = False
+    lost: bool = False
 
     @property
     def size(self) -> int:
@@ -124,7 +126,8 @@ class Intake:
             async with asyncio.TaskGroup() as tasks:
                 while not stop.is_set():
                     await self._commit()
-                    reader.hold([topic for topic in self._topics if self._full(topic)])
+                    behind = self._positions.by_topic()
+                    reader.hold([topic for topic in self._topics if self._full(topic, behind.get(topic, 0))])
                     # With events in hand, come back soon to commit what finishes.
                     for record in await reader.batch(500, 0.2 if not self._lanes else 0.02):
                         self._take(record, tasks)
@@ -135,14 +138,13 @@ class Intake:
         finally:
             await leave(reader)
 
-    def _full(self, topic: str) -> bool:
-        """Whether no more of this tenant is taken for now."""
+    def _full(self, topic: str, behind: int) -> bool:
+        """Whether no more of this tenant is taken for now. `behind`: its events whose offsets are not committed."""
         desk, settings, tenants = self._desks[topic], self._settings, len(self._topics)
         return (
             desk.events >= settings.intake_ahead
             or desk.bytes >= settings.intake_bytes // tenants
-            or self._positions.in_hand_of(topic)
-            >= max(settings.intake_ahead, _BEHIND * settings.intake_ahead // tenants)
+            or behind >= max(settings.intake_ahead, _BEHIND * settings.intake_ahead // tenants)
         )
 
     def _take(self, record: Incoming, tasks: asyncio.TaskGroup) -> None:
@@ -189,7 +191,7 @@ class Intake:
         record, desk, limit_s = event.record, self._desks[key[0]], self._settings.intake_park_s
         pause, why, tries = Backoff(0.1, 5.0), "", 0
         failed_at: float | None = None
-        while True:
+        while not event.lost:
             waited_s = lane.parked_s - event.since
             try:
                 async with desk.again if tries else desk.first:
@@ -239,6 +241,9 @@ class Intake:
 
     def _rebalanced(self, _gained: frozenset[tuple[str, int]], lost: frozenset[tuple[str, int]]) -> None:
         self._positions.forget(lost)
+        for lane in self._lanes.values():
+            for event in lane.waiting:
+                event.lost = event.lost or event.held.place in lost
 
 
 def lane_of(record: Incoming) -> LaneKey:

@@ -143,6 +143,26 @@ async def test_a_tenant_that_was_held_is_read_on_when_its_jobs_are_served() -> N
         await desk.until(lambda: desk.committed() == 600)
 
 
+async def test_what_is_parked_when_its_partition_goes_to_another_replica_is_parked_there_alone() -> None:
+    """Read again by the new owner, it must neither be tried by both nor count twice among the events of its job."""
+    async with Desk(answers(creation, 503, times=10**6)).open() as desk:
+        for n in range(MOST_OF_A_JOB):
+            await desk.send(job("same"), partition=1)
+            await desk.send(job(f"job-{n}"), partition=n % 12)
+        await desk.until(lambda: desk.intake.in_hand == 2 * MOST_OF_A_JOB)
+        other, stop = desk.replica(), asyncio.Event()
+        running = asyncio.create_task(other.run(stop))
+        await desk.until(lambda: other.in_hand > MOST_OF_A_JOB)
+        await desk.until(lambda: desk.intake.in_hand + other.in_hand == 2 * MOST_OF_A_JOB)
+        desk.kube.faults.clear()
+        said = await desk.statuses(2 * MOST_OF_A_JOB)
+        assert {s.reason for s in said} == {"Accepted", "Duplicate"}
+        await desk.until(lambda: desk.committed() == 2 * MOST_OF_A_JOB)
+        assert len(await desk.statuses(0)) == 2 * MOST_OF_A_JOB
+        stop.set()
+        await running
+
+
 async def test_large_events_are_counted_by_their_bytes() -> None:
     wide = {"image": "i", "env": {"A": "x" * 200_000}}
     async with Desk(answers(creation, 503, times=10**6), intake_bytes=1024 * 1024).open() as desk:
