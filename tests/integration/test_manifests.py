@@ -95,6 +95,7 @@ NOT_THIS_ONE = {
         ("create", "pods/eviction", "anywhere"),
         ("patch", "trainingjobs.drystone.dev/status", "anywhere"),
         ("update", "leases.coordination.k8s.io", "anywhere"),
+        ("update", "leases.coordination.k8s.io", SYSTEM),  # of another name
     ],
     "metrics-collector": [("list", "pods", ""), ("list", "nodes", ""), ("get", "trainingjobs.drystone.dev", "x")],
     "placement": [
@@ -184,6 +185,17 @@ def test_deployments_run_each_service_under_its_own_account_in_the_restricted_pr
         assert template["spec"]["containers"][0]["args"] == ["service", name]
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"try-{name}", "namespace": SYSTEM}}
         kubectl(info, "create", "--dry-run=server", "-f", "-", stdin=json.dumps({**pod, "spec": template["spec"]}))
+
+
+def test_the_network_policy_is_about_every_services_pods_and_lets_probes_and_metrics_in(info: StackInfo) -> None:
+    policy = json.loads(kubectl(info, "get", "networkpolicy", "drystone", "-n", SYSTEM, "-o", "json"))["spec"]
+    wanted = policy["podSelector"]["matchLabels"].items()
+    open_ports = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    for deployment in json.loads(kubectl(info, "get", "deployments", "-n", SYSTEM, "-o", "json"))["items"]:
+        template = deployment["spec"]["template"]
+        assert wanted <= template["metadata"]["labels"].items()
+        (container,) = template["spec"]["containers"]
+        assert {port["containerPort"] for port in container["ports"]} == open_ports
 
 
 async def rights(info: StackInfo, account: str, namespace: str) -> set[tuple[str, str]]:
