@@ -85,8 +85,7 @@ class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
     topology: Topology | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """One task on one node, with the node's spec digest that was seen."""
 
     task: Task

@@ -138,10 +138,12 @@ class TypicalMix:
                     self._shapes.clear()
                 shape = self._shapes[request] = shape_of(request)
             counts[shape] = counts.get(shape, 0) + COUNT
-        slot.total += COUNT * len(job.tasks)
-        slot.seen += len(job.tasks)
-        slot.until = max(slot.until, head.created)
-        self.seen += len(job.tasks)
+        tasks = len(job.tasks)
+        slot.total += COUNT * tasks
+        slot.seen += tasks
+        if head.created > slot.until:
+            slot.until = head.created
+        self.seen += tasks
         if slot.total >= self._full:
             slot.fade()
         if self.seen >= self._due:

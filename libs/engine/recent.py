@@ -30,7 +30,10 @@ class Recent:
     def __contains__(self, key: str) -> bool:
         if key in self._young:
             return True
-        return any(key in old for old in self._old)
+        for old in self._old:  # noqa: SIM110 - every job is asked for, and a generator costs several times more
+            if key in old:
+                return True
+        return False
 
     def add(self, keys: Iterable[str]) -> None:
         """Each counts as the newest again if it was known."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from libs.domain.jobs import Task
-from libs.domain.resources import WHOLE, Charge
+from libs.domain.resources import WHOLE, Charge, Request
 from libs.domain.usage import NodeUse
 from libs.domain.verdicts import FITS, Verdict
 from libs.engine import explain
@@ -24,13 +25,14 @@ from libs.engine.fair.runs import Runs
 from libs.engine.feasible import Feasibility
 from libs.engine.mix import TypicalMix
 from libs.engine.policies import chosen
-from libs.engine.policies.base import Base, Surroundings
+from libs.engine.policies.base import Base, Policy, Surroundings
 from libs.engine.precision.demand import PrecisionDemand
 from libs.engine.precision.table import default_table
 from libs.engine.queues import QueueBook
 from libs.engine.rules.book import Book, Placed, placed
 from libs.engine.rules.feasible import RuledFeasibility
 from libs.engine.running import RunningBook
+from libs.engine.scores import Scores
 from libs.engine.snapshot import Snapshot
 from libs.engine.statement import Statement, Taken
 from libs.engine.topology.confined import Confined
@@ -70,6 +72,8 @@ class Session:
         self._fits_at: tuple[int, ...] | None = None
         self._classes: dict[AskKey, Feasibility] = {}
         self._asked = 0
+        #: Kept as long as any class has them.
+        self._scores: WeakValueDictionary[Request, Scores] = WeakValueDictionary()
         self._taken: dict[int, list[tuple[Charge, int]]] = {}
         self._given: set[int] = set()
         self._placed: set[str] = set()
@@ -103,15 +107,26 @@ class Session:
             ask = Ask(key, self.table)
             self.declares = self.declares or bool(ask.gpu.precision)
             policies = self.policies if ask.gpu.precision else self._plain
+            scores = self._scored(ask, policies)
             if ask.scope is None and not ask.extra:
-                found = Feasibility(self.snapshot, ask, policies)
+                found = Feasibility(self.snapshot, ask, policies, scores)
             else:
-                found = RuledFeasibility(self.snapshot, ask, policies, self.book)
+                found = RuledFeasibility(self.snapshot, ask, policies, self.book, scores)
             self._classes[key] = found
         self._asked += 1
         found.asked = self._asked
         found.refresh()
         return found if self.regions is None else self._within(found, task)
+
+    def _scored(self, ask: Ask, policies: tuple[tuple[Policy, int], ...]) -> Scores:
+        """What classes that ask for the same CPU and GPUs share, as far as it is the same for them."""
+        mem = ask.mem if any(policy.by_memory for policy, _ in policies) else 0
+        request = Request(ask.cpu, mem, ask.gpu)
+        found = self._scores.get(request)
+        if found is None or not found.by_look:
+            found = Scores(self.snapshot, Ask((request, (), (), None), self.table), policies)
+            self._scores[request] = found
+        return found
 
     def _within(self, view: Feasibility, task: Task) -> Feasibility:
         region = self.regions.get(task.id) if self.regions is not None else None

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from libs.domain.resources import WHOLE, Charge, GpuGrant
 from libs.domain.usage import NodeUse
 from libs.engine import feasible, looks
+from libs.engine.api import EngineConfig
 from libs.engine.ask import Ask, ask_key
 from libs.engine.feasible import Feasibility
-from libs.engine.mix import TypicalMix
 from libs.engine.policies import POLICIES, chosen
 from libs.engine.policies.base import Surroundings
+from libs.engine.session import Session
 from libs.engine.snapshot import Snapshot
 from libs.testkit.builders import node, pod
 
@@ -26,8 +27,11 @@ NAMES = [f"n{i}" for i in range(12)]
 ASKS: list[dict[str, Any]] = [
     {"cpu": 1000},
     {"gpus": 1, "cpu": 4000},
+    {"gpus": 1, "cpu": 4000, "mem": 9000},
+    {"gpus": 1, "cpu": 4000, "selector": {"zone": "2"}, "tolerations": ("spot=yes:PreferNoSchedule",)},
     {"gpus": 2, "cpu": 4000, "mem": 4096},
     {"share": 300, "cpu": 1000},
+    {"share": 300, "cpu": 1000, "mem": 3000, "models": ["A"]},
     {"share": 500, "cpu": 2000, "models": ["A"], "selector": {"zone": "1"}},
     {"mib": 4000, "cpu": 500},
 ]
@@ -44,6 +48,7 @@ specs = st.fixed_dictionaries(
         "gpus": st.sampled_from([0, 2, 2, 4]),
         "model": st.sampled_from(["A", "B"]),
         "cpu": st.sampled_from([8000, 16_000]),
+        "mem": st.sampled_from([8192, 65_536]),
         "pods": st.sampled_from([2, 110]),
         "labels": st.sampled_from([{"zone": "1"}, {"zone": "2"}]),
         "taints": st.sampled_from([(), (), ("own=yes:NoSchedule",), ("spot=yes:PreferNoSchedule",)]),
@@ -56,17 +61,15 @@ class World:
     """A cluster that changes, and classes of tasks that follow it."""
 
     def __init__(self, policies: tuple[str, ...]) -> None:
-        self.snapshot = Snapshot()
-        self.mix = TypicalMix()
-        self.policies = chosen(dict.fromkeys(policies, 1), Surroundings(self.snapshot, self.mix))
-        self.asks = [Ask(ask_key(pod("p", **ask).tasks[0])) for ask in ASKS]
-        self.views = [Feasibility(self.snapshot, ask, self.policies) for ask in self.asks]
+        self.session = Session(EngineConfig(weights=dict.fromkeys(policies, 1)))
+        self.snapshot, self.mix = self.session.snapshot, self.session.mix
+        self.tasks = [pod("p", **ask).tasks[0] for ask in ASKS]
         self.seen = 0
 
     def is_kept_well(self) -> None:
-        for view, ask in zip(self.views, self.asks, strict=True):
-            view.refresh()
-            anew = Feasibility(self.snapshot, ask, self.policies)
+        for task in self.tasks:
+            view = self.session.feasible(task)
+            anew = Feasibility(self.snapshot, view.ask, self.session.policies)
             anew.refresh()
             assert view.keys.tolist() == anew.keys.tolist()
 
@@ -138,6 +141,19 @@ def test_what_is_kept_by_look_is_what_would_be_worked_out_anew(
         world.is_kept_well()
 
 
+def test_classes_that_differ_in_memory_and_selectors_only_share_their_scores() -> None:
+    def scores(policy: str, **asked: Any) -> object:
+        return sessions[policy].feasible(pod("p", **asked).tasks[0]).scores
+
+    sessions = {policy: Session(EngineConfig(weights={policy: 1})) for policy in ("drystone", "weighted-best-fit")}
+    one = scores("drystone", gpus=1, cpu=4000)
+    assert scores("drystone", gpus=1, cpu=4000, mem=9000, selector={"zone": "2"}) is one
+    assert scores("drystone", gpus=1, cpu=4001) is not one
+    assert scores("drystone", gpus=1, cpu=4000, models=["A"]) is not one
+    # What is left of memory makes a difference there.
+    assert scores("weighted-best-fit", gpus=1, mem=1000) is not scores("weighted-best-fit", gpus=1, mem=2000)
+
+
 def test_nodes_look_alike_by_capacity_and_room_and_by_nothing_else() -> None:
     snapshot = Snapshot()
     for name in ("a", "b", "c"):
@@ -171,7 +187,7 @@ def test_who_counts_nodes_of_a_look_as_alike_scores_them_alike(policy: str) -> N
             snapshot.take(row, charge)
     ((scores, _),) = chosen({policy: 1}, Surroundings(snapshot, charges=lambda row: charges.get(row, [])))
     scores.epoch()
-    for asked in ASKS[:4]:
+    for asked in ASKS[:5]:
         ask, found = Ask(ask_key(pod("p", **asked).tasks[0])), {}
         for state, look in zip(snapshot.states, snapshot.looks(), strict=True):
             assert state is not None

@@ -67,6 +67,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def by_memory(self) -> bool:
+        """Whether the memory that a task asks for makes a difference to scores."""
+        ...
+
+    @property
     def declared_only(self) -> bool:
         """Whether only tasks that declare a precision are scored by it."""
         ...
@@ -91,6 +96,7 @@ class Base:
     ceiling = 100
     draws = False
     by_look = True
+    by_memory = False
     declared_only = False
 
     def __init__(self, around: Surroundings) -> None:

@@ -20,6 +20,7 @@ from libs.engine.policies.base import Base
 
 class MostAllocated(Base):
     name = "most-allocated"
+    by_memory = True
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
         total = count = 0
@@ -41,6 +42,7 @@ class MostAllocated(Base):
 
 class RequestedToCapacityRatio(Base):
     name = "requested-to-capacity-ratio"
+    by_memory = True
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
         scores = [

@@ -44,14 +44,19 @@ class Tables:
 
     def epoch(self) -> int:
         """How many times the tables were made; makes them where that is due."""
-        snapshot = self._snapshot
-        made_for = (self._mix.version, snapshot.model_count, snapshot.width)
-        if made_for != self._made_for or self._stale():
-            shares = self._gather(self._mix.shares())
+        snapshot, mix = self._snapshot, self._mix
+        made_for = (mix.version, snapshot.model_count, snapshot.width)
+        if made_for != self._made_for or (
+            self._follows
+            and mix.seen - self._made_at >= LEAST_TASKS
+            and IDLE_PARTS * abs(snapshot.gpu_free - self._idle) > self._idle
+        ):
+            shares = self._gather(mix.shares())
             kinds = self._kinds(frozenset([share.shape for share in shares]))
             self.usable = Usable(kinds, self._weigh(kinds, shares))
-            self._made_for = (self._mix.version, snapshot.model_count, snapshot.width)
-            self._made_at = self._mix.seen
+            # The vectors may have grown wider meanwhile.
+            self._made_for = (mix.version, snapshot.model_count, snapshot.width)
+            self._made_at = mix.seen
             self._idle = snapshot.gpu_free
             self._epoch += 1
         return self._epoch
@@ -64,8 +69,3 @@ class Tables:
             self._kinds_for = made_for
             self._kinds_made = Kinds(snapshot, shapes, self._places)
         return self._kinds_made
-
-    def _stale(self) -> bool:
-        if not self._follows or self._mix.seen - self._made_at < LEAST_TASKS:
-            return False
-        return IDLE_PARTS * abs(self._snapshot.gpu_free - self._idle) > self._idle

@@ -176,16 +176,17 @@ class Usable:
         then = after * self._places
         then += at
         at += before * self._places
-        total: Ints = -self._several.take(at)
+        total: Ints
         if ask.share:
-            total += self._shared(nodes, ask, part, then)
+            total = self._shared(nodes, ask, part, then)
         else:
+            then -= count
+            total = self._several.take(then, mode="clip")
             if count:
-                then -= count
                 where = part * self._models
                 where += main
                 total -= count * self._whole.take(where)
-            total += self._several.take(then, mode="clip")
+        total -= self._several.take(at)
         moved = (part != of_now).nonzero()[0]
         if len(moved):
             rows = nodes.take(moved)

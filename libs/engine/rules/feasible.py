@@ -21,6 +21,7 @@ from libs.engine.policies.base import Policy
 from libs.engine.rules.book import Book, Kind
 from libs.engine.rules.counts import Counts, Stamp, stamp
 from libs.engine.rules.match import node_matches, selects
+from libs.engine.scores import Scores
 from libs.engine.snapshot import Snapshot
 
 HOST: Final = "kubernetes.io/hostname"
@@ -44,8 +45,15 @@ class _Domains(NamedTuple):
 class RuledFeasibility(Feasibility):
     ruled = True
 
-    def __init__(self, snapshot: Snapshot, ask: Ask, policies: tuple[tuple[Policy, int], ...], book: Book) -> None:
-        super().__init__(snapshot, ask, policies)
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        ask: Ask,
+        policies: tuple[tuple[Policy, int], ...],
+        book: Book,
+        scores: Scores | None = None,
+    ) -> None:
+        super().__init__(snapshot, ask, policies, scores)
         self._book = book
         self._local: Ints = np.zeros(0, np.int64)
         self._between: Ints = np.zeros(0, np.int64)
