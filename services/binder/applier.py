@@ -235,6 +235,7 @@ class Applier:
 
     def _closed(self, hand: PlanInHand) -> None:
         self._plans -= 1
+        self._preparer.closed(hand)
         for assignment in hand.plan.assignments:
             if self._in_hand.get(assignment.claim) is hand:
                 del self._in_hand[assignment.claim]

@@ -17,7 +17,7 @@ class PlanInHand:
     """A plan whose tasks land one by one. `records` are the messages it came with: a plan that is delivered again
     while it is in hand is not carried out again, its second message just waits for the same end."""
 
-    __slots__ = ("job", "left", "outcomes", "plan", "records", "taken_at")
+    __slots__ = ("job", "job_bytes", "left", "outcomes", "plan", "records", "taken_at")
 
     def __init__(self, plan: Plan, record: InHand | None, now: float) -> None:
         self.plan = plan
@@ -26,6 +26,7 @@ class PlanInHand:
         self.outcomes: list[TaskOutcome] = []
         self.taken_at = now
         self.job: TrainingJobView | None = None  # of a plan whose tasks are created
+        self.job_bytes = 0
 
 
 class Stage(enum.Enum):

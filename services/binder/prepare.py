@@ -5,14 +5,22 @@ A job that is gone, being deleted, ended or in a later attempt gets no pods any 
 
 from __future__ import annotations
 
+from typing import Final
+
 from libs.contracts.events import Landed
 from libs.kube import trainingjobs, writes
 from libs.kube.outcomes import retry_after, why
 from libs.kube.port import Kube
 from libs.runtime.clock import Clock
 from services.binder import metrics
-from services.binder.hand import Prepare
+from services.binder.hand import PlanInHand, Prepare
 from services.binder.pauses import Pauses
+
+#: Bytes of job objects in hand; further ones are read when plans have ended.
+MOST_HELD: Final = 64 * 1024 * 1024
+#: Of an object that is being read.
+_ONE: Final = 1024 * 1024
+_ROOM_S: Final = 0.05
 
 
 class Preparer:
@@ -22,19 +30,33 @@ class Preparer:
         self._pauses = pauses
         self._timeout_s = timeout_s
         self._clock = clock
+        self._held = 0
+        self._reading = 0
+
+    def closed(self, hand: PlanInHand) -> None:
+        """The plan has ended: its object is not needed any more."""
+        self._held -= hand.job_bytes
+        hand.job, hand.job_bytes = None, 0
 
     async def prepare(self, item: Prepare) -> float | None:
         """None: its writes may be put on their way, whatever stage they are in now. Else the seconds after which to
         come back."""
+        if self._held + self._reading * _ONE >= MOST_HELD:
+            return _ROOM_S
         plan = item.hand.plan
         name = plan.job.rsplit("/", 1)[-1]
-        answer = await writes.get_trainingjob(self._kube, plan.namespace, name, timeout_s=self._timeout_s)
+        self._reading += 1
+        try:
+            answer = await writes.get_trainingjob(self._kube, plan.namespace, name, timeout_s=self._timeout_s)
+        finally:
+            self._reading -= 1
         metrics.CALLS.labels(call="get-job", code=str(answer.status)).inc()
         if answer.ok:
             job = trainingjobs.parse(answer.body)
             reason = _ended(job, plan.job_uid, plan.attempt)
             if not reason:
-                item.hand.job = job
+                item.hand.job, item.hand.job_bytes = job, len(answer.body)
+                self._held += len(answer.body)
                 return None
             landed = Landed.GONE
         elif answer.status == 404:

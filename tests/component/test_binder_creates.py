@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -17,7 +19,7 @@ from libs.domain.jobs import partition_of
 from libs.domain.plans import Assignment, Plan
 from libs.domain.resources import Charge, GpuGrant
 from libs.kube import trainingjobs
-from libs.testkit.faults import connection_lost, creation
+from libs.testkit.faults import connection_lost, creation, held_up
 from tests.component.binder_world import MIB, TEAM, World, binders
 
 
@@ -134,3 +136,21 @@ async def test_a_created_task_delivered_again_after_its_end_is_not_created_twice
         await world.settled(1 + PLANS.partitions)
     assert len(world.bindings) == 2
     assert set((await world.held()).values()) == {"bound"}
+
+
+async def test_job_objects_in_hand_are_bounded_by_their_bytes_and_plans_take_turns(world, jobs, monkeypatch):
+    """Thousands of plans may be in hand, and an object may have a megabyte."""
+    monkeypatch.setattr("services.binder.prepare.MOST_HELD", 1)
+    until = asyncio.Event()
+    slow = held_up(creation, until)
+    world.kube.faults.append(slow)
+    plans = [await jobs.plan(jobs.create(f"train-{n}", 1), first=n) for n in range(3)]
+    async with world.binder() as binder:
+        await world.send(*plans)
+        await slow.held.wait()
+        await asyncio.sleep(0.2)
+        assert sum(count for call, count in world.kube.served.items() if call.startswith("GET train-")) == 1
+        until.set()
+        landed = await world.landed(3)
+        assert binder._applier._preparer._held == 0
+    assert {how for how, _ in landed.values()} == {Landed.BOUND}
