@@ -117,4 +117,6 @@ class Scores:
         total = np.zeros(len(rows), np.int64)
         for policy, weight in self._policies:
             total += weight * policy.many(columns, ask, tight)
-        self.values[self.looks_of(columns, rows)] = np.where(fits, total << SHIFT, MISFIT)
+        total <<= SHIFT
+        np.putmask(total, ~fits, MISFIT)
+        self.values[self.looks_of(columns, rows)] = total

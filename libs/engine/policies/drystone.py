@@ -128,11 +128,13 @@ class Drystone(Base):
         lost = usable.lost_many(nodes, ask)
         gpu = nodes.gpu_free - usable.asked_many(ask, nodes.main)
         off = _imbalance(nodes.cpu - ask.cpu, np.maximum(nodes.cap_cpu, 1), gpu, np.maximum(nodes.gpu_cap, 1))
-        off = np.where(nodes.gpu_cap > 0, off, 0)
-        scores: Ints = self.ceiling + (lost >> _SHIFT) - off
-        np.maximum(scores, 0, out=scores)
-        np.minimum(scores, self.ceiling, out=scores)
-        return scores
+        off *= nodes.gpu_cap > 0
+        lost >>= _SHIFT
+        lost -= off
+        lost += self.ceiling
+        np.maximum(lost, 0, out=lost)
+        np.minimum(lost, self.ceiling, out=lost)
+        return lost
 
     def choose(self, node: NodeState, ask: Ask) -> tuple[GpuGrant, ...] | None:
         return best_devices(self._tables.usable, node, ask)

@@ -129,7 +129,7 @@ class Usable:
         return total
 
     def devices(self, node: NodeState, ask: Ask) -> list[int]:
-        """The devices that `after` places a task with shares on: best first, lower index first on ties."""
+        """The devices that `lost` places a task with shares on: best first, lower index first on ties."""
         level = bisect_right(self._levels, node.cpu - ask.cpu)
         base = (_main(node) * self._depth + level) * self._places + node.idle
         broken = self._several_view[base] - self._several_view[base - 1] if node.idle else 0
