@@ -147,6 +147,31 @@ async def test_pods_that_the_api_server_refuses_are_told_with_its_sentence_and_e
     assert all(member.process.poll() is None for member in world.fleet.members)
 
 
+async def test_events_of_a_job_whose_name_somebody_holds_are_in_nobodys_way(world: World) -> None:
+    """Whoever may edit job objects can make one under the name that an event's will have, and never let it go."""
+    await world.nodes(1)
+    stuck, good = f"stuck-{world.namespace}", f"beside-{world.namespace}"
+    name, kube = world.object_name(stuck), world.load.kube
+    path = trainingjobs.path(world.job_namespace, name)
+    body = json.loads(trainingjobs.manifest(world.job_namespace, name, {"roles": world.job("x", 1)["roles"]}, {}, {}))
+    body["metadata"]["finalizers"] = ["example.com/hold"]
+    await kube.call("POST", trainingjobs.path(world.job_namespace), json.dumps(body).encode())
+    assert (await kube.call("DELETE", path)).ok
+    async with world.listening() as heard:
+        try:
+            await world.publish(event(world.job(stuck, 1)), partition=4)
+            await asyncio.sleep(0.5)  # it is parked by then
+            await world.publish(*[event(world.job(stuck, 1))] * 150, event(world.job(good, 1)), partition=4)
+            await pods_of(world, good, 1)
+            await heard.until(lambda heard: sum(s.reason == "TooManyWaiting" for s in heard.about(stuck)) == 51)
+        finally:
+            free = b'{"metadata":{"finalizers":null}}'
+            await kube.call("PATCH", path, free, content_type=writes.MERGE)
+        await heard.until(lambda heard: sum(s.reason == "Duplicate" for s in heard.about(stuck)) == 99)
+        assert sum(s.reason == "Accepted" for s in heard.about(stuck)) == 1
+        assert len([letter for letter in heard.letters if letter.id == stuck]) == 51
+
+
 async def pods_of_at_least(world: World, id: str, tasks: int) -> None:
     selector = f"{keys.JOB}={world.object_name(id)}"
     await world.until(
