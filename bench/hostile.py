@@ -1,8 +1,9 @@
 """Job events as nobody should send them: valid submissions with something wrong in them, and bytes of any kind.
 
 A seeded generator. It knows the shape of a submission, so that most of what it makes gets past the first check and is
-wrong further in: one field of another type, a number that is no number, a pod template that asks for the host, the
-namespace of another tenant, an id that was used before, headers that are no CloudEvents, little that becomes much.
+wrong further in: one field of another type, a number that is no number, a pod template that asks for the host or for
+more than there is anywhere, the namespace of another tenant, an id that was used before, headers that are no
+CloudEvents, little that becomes much.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bench.oddities import NUMBERS, ODD, OF_OTHERS, TYPES, UNKNOWN, hostile_fields, pod_spec, refused_fields
+from bench.oddities import (
+    EXTREME_ANNOTATIONS,
+    NUMBERS,
+    ODD,
+    OF_OTHERS,
+    TYPES,
+    UNKNOWN,
+    extreme_fields,
+    hostile_fields,
+    pod_spec,
+    refused_fields,
+)
 from libs.contracts.events import EventType
 from libs.domain import keys
 
@@ -151,6 +163,17 @@ class Generator:
                     ({keys.GPUS: "0,1"}, {keys.JOB: "other"}, {keys.QUEUE: "theirs"}, {"a": 1}, {"": ""}, [], "x")
                 )
             }
+        return self._event(id, kind, body)
+
+    def extreme(self, id: str, kind: str) -> Hostile:
+        """Amounts, numbers and texts that can be read, and are as large as nothing real is."""
+        rng, body, spec = self._rng, self._job(id), pod_spec()
+        template: dict[str, Any] = {"spec": spec}
+        for where, name, value in rng.sample(extreme_fields(spec), rng.choice((1, 1, 2))):
+            where[name] = value
+        if rng.random() < 0.3:
+            template["metadata"] = {"annotations": dict(rng.choice(EXTREME_ANNOTATIONS))}
+        body["roles"][0]["template"] = template
         return self._event(id, kind, body)
 
     def elsewhere(self, id: str, kind: str) -> Hostile:
@@ -351,6 +374,7 @@ _TABLE: Final[tuple[tuple[str, _Make, int], ...]] = (
     ("wide labels", Generator.wide, 1),
     ("grows", Generator.grows, 1),
     ("refused by the server", Generator.refused, 3),
+    ("extreme", Generator.extreme, 8),
     ("of others", Generator.elsewhere, 5),
     ("headers", Generator.headers, 6),
     ("structured", Generator.structured, 3),

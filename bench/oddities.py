@@ -113,6 +113,59 @@ def hostile_fields(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str, Any]
     ]
 
 
+def extreme_fields(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str, Any]]:
+    """(where, field, what it is set to): all of it readable, as large or as many as nothing real is."""
+    main, required = spec["containers"][0], "requiredDuringSchedulingIgnoredDuringExecution"
+    resources, digits = main["resources"], "9" * 5_000
+
+    def nodes(*expressions: dict[str, Any]) -> dict[str, Any]:
+        return {"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchExpressions": list(expressions)}]}}}
+
+    def number(text: str) -> dict[str, Any]:
+        return nodes({"key": "kubernetes.io/hostname", "operator": "Gt", "values": [text]})
+
+    amounts = ("9E", "9223372036854775807", "9223372036854776", "8388608Ti", "1e30", "1e-30", digits, "0" * 5_000 + "1")
+    rate = [
+        {"maxSkew": 2**31 - 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2**31 - 1}
+    ]
+    return [
+        *((resources["limits"], name, amount) for name in ("cpu", "memory", keys.GPU_RESOURCE) for amount in amounts),
+        (resources, "requests", dict.fromkeys(("cpu", "memory", "ephemeral-storage", "example.com/other"), "9E")),
+        (spec, "overhead", dict.fromkeys(("cpu", "memory"), "9E")),
+        (spec, "containers", [{**main, "name": f"c{n}", "resources": {"limits": {"cpu": "8E"}}} for n in range(50)]),
+        (spec, "affinity", number(digits)),
+        (spec, "affinity", number("-" + digits)),
+        (spec, "affinity", number("0" * 5_000 + "7")),
+        (spec, "affinity", nodes(*({"key": f"k{n}", "operator": "Exists"} for n in range(2_000)))),
+        (spec, "affinity", nodes({"key": "k", "operator": "In", "values": [str(n) for n in range(20_000)]})),
+        (spec, "affinity", {"podAntiAffinity": {required: [{"topologyKey": f"k{n}"} for n in range(1_000)]}}),
+        (spec, "topologySpreadConstraints", rate),
+        (spec, "topologySpreadConstraints", [{**rate[0], "topologyKey": f"k{n}"} for n in range(500)]),
+        (spec, "topologySpreadConstraints", [{**rate[0], "maxSkew": 10**300}]),
+        (spec, "tolerations", [{"key": f"k{n}", "operator": "Exists"} for n in range(3_000)]),
+        (spec, "tolerations", [{"operator": "Exists", "tolerationSeconds": 2**63 - 1}]),
+        (spec, "nodeSelector", {f"k{n}": "v" for n in range(2_000)}),
+        (spec, "terminationGracePeriodSeconds", 2**63 - 1),
+        (main, "ports", [{"containerPort": 10**300}]),
+        (main, "ports", [{"containerPort": 1 + n} for n in range(5_000)]),
+        (main, "args", ["x" * 400_000]),
+    ]
+
+
+#: Of a pod's annotations, as far as submissions may have them.
+EXTREME_ANNOTATIONS: Final[tuple[dict[str, str], ...]] = (
+    {keys.GPU_FRACTION: "0." + "0" * 5_000 + "1"},
+    {keys.GPU_FRACTION: "1e-999999999"},
+    {keys.GPU_MEMORY: "9" * 5_000},
+    {keys.GPU_MEMORY: "9Ei"},
+    {keys.GPU_MODELS: ",".join(f"model-{n}" for n in range(10_000))},
+    {keys.GPU_MODELS: "x" * 200_000},
+    {keys.TOPOLOGY_REQUIRED: "k" * 100_000},
+    {keys.GROUP_SIZE: "9" * 5_000, keys.GROUP_TOPOLOGY_REQUIRED: "rack"},
+    {"gpu-fraction-num-devices": "9" * 5_000, "gpu-fraction": ".5"},
+)
+
+
 def refused_fields(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str, Any]]:
     """(where, field, what it is set to): nobody is harmed, and no API server takes the pod."""
     main = spec["containers"][0]

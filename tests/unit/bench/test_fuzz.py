@@ -64,6 +64,7 @@ def test_events_are_of_every_kind_and_within_what_the_topic_takes() -> None:
     assert {e.kind for e in events} == {
         "good", "the same again", "id of another job", "cancel", "field", "number", "huge gang", "pod template",
         "of others", "headers", "structured", "bytes", "huge key", "wide labels", "grows", "refused by the server",
+        "extreme",
     }  # fmt: skip
     assert len({e.id for e in events}) == len(events)
     assert all(0 <= e.partition < 12 for e in events)
