@@ -241,7 +241,7 @@ class Engine(Protocol):
 
     def backfill(self, job: PendingJob, lenders: Sequence[str], now: float) -> tuple[Placement, ...]:
         """Where a job that fits nowhere fits into room that is kept for the `lenders` (job keys); none where it does
-        not. Nothing is taken: whether they lend it is the ledger's to say."""
+        not. Whether they lend it is the ledger's to say: until `settle` only the next that borrows sees it as taken."""
         ...
 
     def borrows(self, job: PendingJob, now: float) -> Borrowing | None:

@@ -139,7 +139,7 @@ def _charge(session: Session, view: Feasibility, row: int) -> Charge | None:
 
 def backfill(session: Session, job: PendingJob, lenders: Sequence[str]) -> tuple[Placement, ...]:
     """Placements for the whole of a job, or one task, where it fits into free room and into what is kept for the
-    `lenders`, jobs that start after it has ended; none where it does not. Nothing is taken."""
+    `lenders`; none where it does not. Until `settle` the next one sees them as taken, and nobody else does."""
     need = gang.minimum(job)
     door = gang.door(job, need)
     if door.refused is not None or any(task.topology is not None for task in door.usable):
@@ -154,8 +154,17 @@ def backfill(session: Session, job: PendingJob, lenders: Sequence[str]) -> tuple
                     continue
                 for charge in session.snapshot.uses[name].earmarked.get(lender, ()):
                     statement.free_earmark(row, charge, ())
+        lent: list[Placement] = session.memo.setdefault(("lent",), [])
+        for placement in lent:
+            row = session.snapshot.rows[placement.node]
+            state = session.snapshot.states[row]
+            if state is not None and state.holds(placement.charge):
+                statement.take(row, placement.charge, (), session.resident(placement.task, row))
         filled = fill(session, statement, gang.order(door.usable, need), chain, [], explained=False)
-        return tuple(filled.placements) if need.met(filled.tasks) else ()
+        if not need.met(filled.tasks):
+            return ()
+        lent += filled.placements
+        return tuple(filled.placements)
     finally:
         statement.rollback()
 

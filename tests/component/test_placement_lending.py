@@ -80,6 +80,17 @@ async def test_who_a_disruption_budget_keeps_is_lent_nothing() -> None:
     assert not w.evicted
 
 
+async def test_all_that_come_at_once_are_lent_room_side_by_side() -> None:
+    async with bound_world(node("n1"), **SETTINGS) as w:
+        w.runs = lambda key: 60.0 if "first" in key and not key.endswith("0") else 5000.0
+        fill(w, {f"first{n}": 0.0 for n in range(8)})
+        await w.play(1.0)
+        w.comes(w.job("large", 8, at=1.0), 1.0)
+        stream(w, 9, 70.0, 0.0, checkpoint_s=30)
+        await w.play(75.0)
+        assert sum("small" in key for key in w.started) == 7
+
+
 async def test_borrowers_that_come_again_do_not_take_the_room_once_more() -> None:
     start, _, w = await large_beside({"checkpoint_s": 30})
     assert start < 310.0
