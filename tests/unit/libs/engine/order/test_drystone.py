@@ -111,6 +111,18 @@ def test_a_published_trace_with_few_evictions() -> None:
     assert table["gpu_time_lost_pct"] <= 2
 
 
+def test_the_figures_hang_on_no_single_number() -> None:
+    trace = read_jobs(TRACE)
+    near = [(7200.0, 120.0), (7200.0, 100.0), (7200.0, 140.0), (5400.0, 120.0), (9000.0, 120.0)]
+    tables = [
+        figures(simulate(Setup(8, 8, "drystone", parameters=Parameters(together=together, window=window)), trace))
+        for together, window in near
+    ]
+    assert max(table["mean_jct_s"] for table in tables) <= 0.95 * 347_213
+    assert sum(table["p99_jct_s"] for table in tables) / len(near) <= 1.05 * 4.98e6
+    assert max(table["evictions_per_job"] for table in tables) <= 0.3
+
+
 def test_a_turn_that_rounding_puts_at_this_very_moment_does_not_come_for_ever() -> None:
     order = Drystone(16.0)
     now = 1e6
