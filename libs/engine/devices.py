@@ -224,8 +224,9 @@ class NodeState:
             gpus = choose(self, ask)
         return None if gpus is None else Charge(ask.cpu, ask.mem, gpus)
 
-    def tight(self, ask: Ask) -> int:
+    def tight(self, ask: Ask, exactly: bool = True) -> int:
         """Milli left on the tightest device that fits, -1 where fewer than `count` devices fit; 0 for whole devices.
+        Not `exactly`: any amount above -1 will do.
 
         The scalar twin of the vector in `feasible`; a property test holds them equal.
         """
@@ -242,7 +243,7 @@ class NodeState:
                 return 0
             fit = sum(1 for i in self.index if self.models[i] in ask.models and self.is_idle(i))
             return 0 if fit >= ask.count else -1
-        best, fit = WHOLE + 1, 0
+        best, fit, enough = WHOLE + 1, 0, -1 if exactly else ask.count
         held, mib, sizes, usable = self.milli, self.mib, self.dev_mib, self.usable
         wanted, models = ask.milli, ask.models
         for i in self.index:
@@ -260,6 +261,8 @@ class NodeState:
             fit += 1
             if left < best:
                 best = left
+            if fit == enough:
+                break
         return best if fit >= ask.count else -1
 
 

@@ -58,8 +58,6 @@ class Feasibility:
         self._spec_at = 0
         self._version = 0
         self._slots: Ints | None = None
-        #: When it was asked for last, counted by who keeps it.
-        self.asked = 0
         #: What `explain` said last, with the snapshot's version that it is true for.
         self.told: tuple[int, Verdict] | None = None
 

@@ -164,8 +164,9 @@ def disliked_rows(snapshot: Snapshot, ask: Ask, rows: Ints) -> Bools:
     return np.asarray(table[snapshot.taint[rows]], np.bool_)
 
 
-def device_fit(snapshot: Snapshot, columns: Columns, ask: Ask) -> tuple[Bools, Ints]:
-    """(which rows have enough fitting devices, milli left on the tightest of them). Shut nodes are not looked at."""
+def device_fit(snapshot: Snapshot, columns: Columns, ask: Ask, exactly: bool = True) -> tuple[Bools, Ints]:
+    """(which rows have enough fitting devices, milli left on the tightest of them: not `exactly`, 0 instead). Whether
+    nodes are shut is not looked at."""
     if not ask.count:
         return np.ones(len(columns.cpu), np.bool_), np.zeros(len(columns.cpu), np.int64)
     if not ask.share:
@@ -175,9 +176,11 @@ def device_fit(snapshot: Snapshot, columns: Columns, ask: Ask) -> tuple[Bools, I
         fit = (idle & eligible(snapshot, columns, ask)).sum(axis=1) >= ask.count
         return fit, np.zeros(len(columns.cpu), np.int64)
     asked, fits = share_fit(snapshot, columns, ask)
+    enough = row_any(fits) if ask.count == 1 else fits.sum(axis=1) >= ask.count
+    if not exactly:
+        return enough, np.zeros(len(enough), np.int64)
     # More than a whole device may look free, where room was given back twice.
-    tightest = np.minimum(row_minima(np.where(fits, columns.milli - asked, WHOLE + 1)), WHOLE + 1)
-    return row_any(fits) if ask.count == 1 else fits.sum(axis=1) >= ask.count, tightest
+    return enough, np.minimum(row_minima(np.where(fits, columns.milli - asked, WHOLE + 1)), WHOLE + 1)
 
 
 def share_fit(snapshot: Snapshot, columns: Columns, ask: Ask) -> tuple[Ints | int, Bools]:
@@ -213,7 +216,7 @@ def dynamic_codes(snapshot: Snapshot, ask: Ask, codes: Ints) -> Ints:
         _set(codes, columns.cpu < ask.cpu, Reason.CPU)
     if ask.mem:
         _set(codes, columns.mem < ask.mem, Reason.MEMORY)
-    fit, _ = device_fit(snapshot, columns, ask)
+    fit, _ = device_fit(snapshot, columns, ask, exactly=False)
     _set(codes, ~fit, Reason.GPU_SHARE if ask.share else Reason.GPU_COUNT)
     return codes
 

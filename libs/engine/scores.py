@@ -43,6 +43,7 @@ class Scores:
         self._policies = policies
         self._ask = ask
         self._epochs: tuple[int, ...] = ()
+        self._exactly = any(policy.by_tightness for policy, _ in policies)
         self.by_look = all(policy.by_look for policy, _ in policies)
         #: Grows when nothing of what was known holds any more.
         self.version = 0
@@ -91,7 +92,7 @@ class Scores:
     def one(self, state: NodeState) -> int:
         """The value of a node's look, with plain integers."""
         ask = self._ask
-        tight = state.tight(ask)
+        tight = state.tight(ask, self._exactly)
         if tight < 0:
             return MISFIT
         score = 0
@@ -103,7 +104,7 @@ class Scores:
         """Work out the values of these rows' looks, with numpy. Their CPU and idle GPU are enough."""
         snapshot, ask = self._snapshot, self._ask
         columns = snapshot.columns().take(rows)
-        fits, tight = device_fit(snapshot, columns, ask)
+        fits, tight = device_fit(snapshot, columns, ask, self._exactly)
         fits = fits & (columns.pods >= 1)
         if ask.count:
             fits &= ~columns.shut

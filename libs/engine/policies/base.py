@@ -72,6 +72,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def by_tightness(self) -> bool:
+        """Whether `tight` is looked at; else any amount may be told."""
+        ...
+
+    @property
     def declared_only(self) -> bool:
         """Whether only tasks that declare a precision are scored by it."""
         ...
@@ -97,6 +102,7 @@ class Base:
     draws = False
     by_look = True
     by_memory = False
+    by_tightness = False
     declared_only = False
 
     def __init__(self, around: Surroundings) -> None:

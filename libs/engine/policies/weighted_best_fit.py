@@ -22,6 +22,7 @@ GPU, CPU, MEM = 6, 2, 2
 class WeightedBestFit(Base):
     name = "weighted-best-fit"
     by_memory = True
+    by_tightness = True
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:
         gpu_cap = node.gpu_cap
