@@ -317,6 +317,7 @@ class State:
                     self.ended(job)
         if not holds:
             self._left(fact.uid)
+            self._freed(fact.node)  # the ledger may have told of the room before it was known whose that was
 
     def _count(self, key: str, task: str, holds: bool, fact: PodFact) -> None:
         running = self.pending.running
