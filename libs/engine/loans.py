@@ -14,6 +14,9 @@ from libs.engine.api import RunningTask
 
 #: Of one node so many are remembered, the latest.
 _MOST: Final = 64
+#: Starts are told in whole seconds, by the clock of a node or of the API server: a borrower may seem to have started
+#: this much before the room was kept. Whoever really did counts as one too.
+SKEW_S: Final = 2.0
 
 
 class _Kept(NamedTuple):
@@ -43,7 +46,7 @@ class Loans:
     def to(self, task: RunningTask) -> bool:
         """Whether the pod is there on loan."""
         return any(
-            kept.since <= task.started <= kept.until and touches(task.charge, kept.charge)
+            kept.since - SKEW_S <= task.started <= kept.until + SKEW_S and touches(task.charge, kept.charge)
             for kept in self._by_node.get(task.node, ())
         )
 

@@ -56,12 +56,12 @@ def test_who_saves_its_work_leaves_when_nobody_else_is_in_the_way() -> None:
 def test_nobody_leaves_while_somebody_else_is_in_the_way() -> None:
     facts = cluster().node("n1", gpus=2)
     facts.running("borrower", gpus=1, on="n1", started=NOW - 50, checkpoint_s=600)
-    facts.running("before", gpus=1, on="n1", started=SINCE - 1, checkpoint_s=600)
+    facts.running("before", gpus=1, on="n1", started=SINCE - 5, checkpoint_s=600)
     assert not decided(facts, kept(pod("large", gpus=2))).victims
 
 
 @pytest.mark.parametrize(
-    "more", [{"checkpoint_s": 0}, {"preemptible": False}, {"guarded": True}, {"ours": False}, {"started": SINCE - 1}]
+    "more", [{"checkpoint_s": 0}, {"preemptible": False}, {"guarded": True}, {"ours": False}, {"started": SINCE - 5}]
 )
 def test_who_would_lose_its_work_or_is_no_borrower_stays(more: dict[str, object]) -> None:
     assert not decided(lent(**more), kept(pod("large", gpus=2))).victims
@@ -79,9 +79,14 @@ def test_nobody_leaves_in_vain_for_a_gang_that_lacks_room_elsewhere() -> None:
             "borrower", gpus=1, on="n1", started=NOW - 50, checkpoint_s=600
         )  # fmt: skip
 
-    full = scene().running("other", gpus=2, on="n2", started=SINCE - 1)
+    full = scene().running("other", gpus=2, on="n2", started=SINCE - 5)
     assert not decided(full, kept(gang("train", 2, gpus=2))).victims
     assert decided(scene(), kept(gang("train", 2, gpus=2))).victims
+
+
+def test_who_seems_to_have_started_a_moment_before_the_room_was_kept_leaves_too() -> None:
+    """The room was kept at 52.4 s and lent at once; the pod's start was told as 52 s."""
+    assert decided(lent(started=SINCE - 0.4), kept(pod("large", gpus=2))).victims
 
 
 def test_without_room_that_is_kept_nobody_leaves_by_this_rule() -> None:
