@@ -412,15 +412,15 @@ async def test_in_exclusive_mode_devices_are_asked_of_drystone_or_not_at_all(exc
 async def test_in_exclusive_mode_only_the_binder_and_the_clusters_scheduler_bind(
     info: StackInfo, admin: Kube, exclusive: Opted, namespace: str
 ) -> None:
-    assert (
-        await admin.call("POST", writes.pods_path(namespace), json.dumps(pod_object("p", namespace=namespace)).encode())
-    ).ok
+    # Services may run beside: this pod selects a node that is not there, so they leave it alone.
+    wanted = pod_object("p", namespace=namespace, nodeSelector={"kubernetes.io/hostname": "nowhere"})
+    assert (await admin.call("POST", writes.pods_path(namespace), json.dumps(wanted).encode())).ok
     pod = json.loads((await writes.get_pod(admin, namespace, "p")).body)["metadata"]
     node = f"node-of-{namespace}"
     assert (await admin.call("POST", writes.NODES, json.dumps(node_object(node)).encode())).ok
     binder = KubeClient.from_kubeconfig(info.kubeconfig_for("binder"))
     try:
-        # Without its version: services that run beside may write why it waits.
+        # Without its version: they may write why it waits.
         place = (namespace, "p", pod["uid"], "", node)
         refused = await writes.bind(admin, *place, {})
         assert "bound by Drystone and the cluster's own scheduler alone" in why(refused)
