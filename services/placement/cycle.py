@@ -139,6 +139,12 @@ class Cycle:
                     state.pending.dirty(job)
             news.clear()
         state.pending.ripen(now)
+        if not state.waiting:
+            # Who waits no more is forgotten when it is looked at where everybody stands, which nobody asks for now.
+            for key in state.view.engine.line_seen(0.0, state.pending.jobs.__contains__, self._clock.wall()):
+                moved = state.pending.jobs.get(key)
+                if moved is not None:
+                    state.pending.moved(moved)
         self._reservations.tick(now, self._clock.wall())
         jobs = state.pending.take(self._settings.placement_batch, state.active, now)
         if not jobs:
