@@ -53,6 +53,10 @@ class Reader:
         self._silent_since = 0.0
         self._lag_at = 0.0
 
+    def _withheld(self, topic: str, partition: int, offset: int) -> bool:  # noqa: ARG002
+        """Whether what came, from this offset on, is not to be handed over now."""
+        return False
+
     # -- port ---------------------------------------------------------------------------------------------------------
     async def batch(self, limit: int = 500, wait_s: float = 0.5) -> Sequence[Incoming]:
         now = self._polled_at = time.monotonic()
@@ -73,6 +77,8 @@ class Reader:
         found: list[Incoming] = []
         read = envelope.read
         for (topic, partition), records in polled.items():
+            if records and self._withheld(topic, partition, records[0].offset):
+                continue
             found += [read(topic, partition, r.offset, r.key, r.value, r.headers) for r in records]
             metrics.READ.labels(topic).inc(len(records))
         if found:

@@ -89,6 +89,14 @@ class KafkaGroupReader(Reader):
             if paused - held:
                 consumer.resume(*(paused - held))
 
+    def _withheld(self, topic: str, partition: int, offset: int) -> bool:
+        """What was fetched before the client heard that its topic is held, after a rebalance most of all, is read again
+        when it no longer is."""
+        if topic not in self._held:
+            return False
+        self.seek(topic, partition, offset)
+        return True
+
     async def close(self) -> None:
         if self._to_commit:
             await self._commit()
