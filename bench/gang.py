@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from bench.pipeline import prepare
-from libs.bus.kafka import KafkaBus
 from libs.bus.port import Incoming
 from libs.bus.settings import KafkaSettings
 from libs.contracts.events import JobStatus
@@ -27,6 +26,7 @@ from libs.domain import keys
 from libs.domain.verdicts import Kind
 from libs.kube import trainingjobs
 from tools.fleet import Fleet
+from tools.listen import listening
 from tools.load import Load, LoadError, pod_object
 from tools.stack import Stack, StackInfo
 
@@ -151,26 +151,10 @@ class _Verdicts:
 
 @asynccontextmanager
 async def _listening(info: StackInfo) -> AsyncIterator[_Verdicts]:
-    bus = KafkaBus(KafkaSettings(info.kafka_bootstrap, client_id="bench", check_topics=False))
-    await bus.open()
     verdicts = _Verdicts()
-    reader = bus.follow([STATUS.name], from_start=False)
-
-    async def follow() -> None:
-        while True:
-            for record in await reader.batch():
-                verdicts.take(record)
-
-    following = asyncio.create_task(follow(), name="verdicts")
-    try:
-        async with asyncio.timeout(15):
-            while not reader.caught_up:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+    settings = KafkaSettings(info.kafka_bootstrap, client_id="bench", check_topics=False)
+    async with listening(settings, [STATUS.name], verdicts.take):
         yield verdicts
-    finally:
-        following.cancel()
-        await asyncio.wait({following})
-        await bus.close()
 
 
 async def _hopeless(load: Load, one: _Pod | _Job, verdicts: _Verdicts) -> dict[str, float]:

@@ -3,8 +3,7 @@
 Two measures per run. *Beforehand*: the scheduler is stopped (SIGSTOP), the pods are created, it goes on; from then to
 all bound. *Live*: from the first create to all bound, while creating. Runs are interleaved, each side runs alone with
 only its own processes alive. Its processes are new in each run, so it is warmed up first, by as many pods as are
-measured, not counted (a broker's compiler and an interpreter's caches need about a thousand; 200 left the first measure
-a tenth slower). Bound pods are counted by a watch of the harness' own.
+measured, not counted. Bound pods are counted by a watch of the harness' own.
 """
 
 from __future__ import annotations

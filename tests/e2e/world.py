@@ -32,6 +32,7 @@ from libs.kube.pods import PodView, pod_of
 from libs.store.port import Holder
 from libs.store.redis import RedisLedger
 from tools.fleet import Fleet
+from tools.listen import listening
 from tools.load import Load, node_object, pod_object
 from tools.stack import StackInfo
 
@@ -205,26 +206,10 @@ class World:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Heard]:
         """Status events and dead letters from now on."""
-        bus = KafkaBus(KafkaSettings(self.info.kafka_bootstrap, client_id="listener", check_topics=False))
-        await bus.open()
         heard = Heard()
-        reader = bus.follow([STATUS.name, DEAD_LETTERS.name], from_start=False)
-
-        async def follow() -> None:
-            while True:
-                for record in await reader.batch():
-                    heard.take(record)
-
-        task = asyncio.create_task(follow(), name="listener")
-        try:
-            async with asyncio.timeout(15):
-                while not reader.caught_up:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+        settings = KafkaSettings(self.info.kafka_bootstrap, client_id="listener", check_topics=False)
+        async with listening(settings, [STATUS.name, DEAD_LETTERS.name], heard.take):
             yield heard
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-            await bus.close()
 
     async def publish(self, *events: tuple[str, bytes], type: str = EventType.JOB_SUBMIT, partition: int = 0) -> None:
         """Records (key, value) on one partition of the job topic, in this order."""
