@@ -93,6 +93,8 @@ class PodFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="pod"):
     wishes: Wishes | None = None
     #: As of `Task`: what it was to be near to.
     topology: Topology | None = None
+    #: When its work was saved last, as it said itself; seconds since the epoch, 0: it said nothing.
+    saved: float = 0.0
 
 
 class PriorityClassFact(msgspec.Struct, frozen=True, omit_defaults=True, tag="priorityclass"):

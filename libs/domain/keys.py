@@ -17,6 +17,7 @@ GPU_MODELS: Final = "drystone.dev/gpu-models"  # "A100,H100": any of these
 PREEMPTIBLE: Final = "drystone.dev/preemptible"  # "false": never evicted
 EXPECTED: Final = "drystone.dev/expected-seconds"  # how long a task will run
 CHECKPOINT: Final = "drystone.dev/checkpoint-seconds"  # between two checkpoints
+CHECKPOINT_AT: Final = "drystone.dev/checkpoint-at"  # it saved its work then: RFC 3339, or Unix seconds
 EVICT_NOTICE: Final = "drystone.dev/evict-notice-seconds"  # told so long before it is evicted
 EVICT_ACK: Final = "drystone.dev/evict-ack"  # any word: it has saved what it needs, and may go at once
 PRECISION: Final = "drystone.dev/precision"  # fp32 | tf32 | bf16 | fp16 | fp8 | int8 | mixed

@@ -83,6 +83,8 @@ class RunningTask(msgspec.Struct, frozen=True, omit_defaults=True):
     wishes: Wishes | None = None
     #: As of `Task`: where it runs decides where the missing ones of a broken gang may.
     topology: Topology | None = None
+    #: When its work was saved last, as it said itself; seconds since the epoch, 0: it said nothing.
+    saved: float = 0.0
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):

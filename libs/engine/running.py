@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from libs.domain.queues import QueueHistory, Served, ancestors
 from libs.engine.api import RunningTask
 
@@ -76,6 +78,7 @@ class RunningBook:
 
     # -- facts ------------------------------------------------------------------------------------------------------
     def seen(self, task: RunningTask) -> None:
+        task = self._saved_together(task)
         old = self.by_uid.get(task.uid)
         if old is not None and _place(old) != _place(task):
             self._drop(old)
@@ -99,6 +102,21 @@ class RunningBook:
             left.doubted = self.clock if left.doubted is None else left.doubted
         self._recount(task.uid)
         self._dirty.add(task.node)
+
+    def _saved_together(self, task: RunningTask) -> RunningTask:
+        """A gang saves its work together: what one of its pods says of that, all of them say."""
+        members = self.by_job.get(task.job) if task.gang_min > 1 and task.job else None
+        if not members:
+            return task
+        said = next(iter(members.values())).saved
+        if said > task.saved:
+            return msgspec.structs.replace(task, saved=said)
+        if said < task.saved:
+            for uid, member in list(members.items()):
+                told = msgspec.structs.replace(member, saved=task.saved)
+                self.by_uid[uid] = self.by_node[member.node][uid] = members[uid] = told
+                self._recount(uid)
+        return task
 
     def gone(self, uid: str) -> None:
         task = self.by_uid.pop(uid, None)

@@ -7,6 +7,7 @@ cannot be read is as good as none, and `notes` says so: how a pod is protected i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -52,6 +53,11 @@ def declared(own: Mapping[str, str], group: Mapping[str, str] | None = None) -> 
     )
 
 
+def saved_at(own: Mapping[str, str]) -> float:
+    """When the pod's work was saved last, as it said: seconds since the epoch, 0 where it said nothing."""
+    return max(0.0, _moment(own.get(keys.CHECKPOINT_AT)) or 0.0)
+
+
 def notes(own: Mapping[str, str]) -> tuple[str, ...]:
     """A sentence for each annotation that says something which cannot be read."""
     found = []
@@ -62,6 +68,9 @@ def notes(own: Mapping[str, str]) -> tuple[str, ...]:
         said = own.get(key)
         if said is not None and _seconds(said) is None:
             found.append(f"{key}: {said[:40]!r} is not a number of seconds from 1 to {MOST_SECONDS} and is ignored")
+    said = own.get(keys.CHECKPOINT_AT)
+    if said is not None and _moment(said) is None:
+        found.append(f"{keys.CHECKPOINT_AT}: {said[:40]!r} is neither RFC 3339 nor Unix seconds and is ignored")
     return tuple(found)
 
 
@@ -71,3 +80,14 @@ def _seconds(text: str | None) -> int | None:
         return None
     seconds = int(text)
     return seconds if 0 < seconds <= MOST_SECONDS else None
+
+
+def _moment(text: str | None) -> float | None:
+    text = (text or "").strip()[:40]
+    if text.isascii() and text.isdecimal() and len(text) <= 10:
+        return float(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo is not None else None

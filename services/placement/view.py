@@ -245,6 +245,7 @@ class View:
             preemptible=fact.preemptible,
             expected_s=fact.expected_s,
             checkpoint_s=fact.checkpoint_s,
+            saved=fact.saved,
             workload=fact.workload,
             wishes=fact.wishes,
         )

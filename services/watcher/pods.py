@@ -18,7 +18,7 @@ from libs.domain import keys
 from libs.domain.jobs import JobHead
 from libs.domain.nodes import Node, newer
 from libs.domain.queues import Eviction
-from libs.kube.declared import notes
+from libs.kube.declared import notes, saved_at
 from libs.kube.grouping import job_of
 from libs.kube.pods import PodView, parse_pod
 from libs.store.port import TaskSeen
@@ -30,6 +30,8 @@ from services.watcher.tally import Tally
 #: Reasons of kubelets that refuse a pod that was bound to them; further resources are counted as one.
 _OUT_OF: Final = frozenset({"OutOfcpu", "OutOfmemory", "OutOfpods", f"OutOf{keys.GPU_RESOURCE}"})
 _KUBELETS: Final = frozenset({"UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "AdmissionFailed"})
+#: Gangs of which it is remembered when they saved their work last.
+_REMEMBERED: Final = 20_000
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ class Pods:
         self._ignored = ignored
         #: Whose jobs are barred: told again as soon as they are not.
         self._barred: set[str] = set()
+        #: When gangs saved their work last, as one of their pods said, by job.
+        self._saved: dict[str, float] = {}
 
     # --- what happens to them ---------------------------------------------------------------------------------------
 
@@ -218,7 +222,10 @@ class Pods:
             return
         head, (beneficiary, rule) = pod.head, view.evicted_for if any(view.evicted_for) else pod.evicted_for
         reason = Eviction(head.key, beneficiary, rule, int(view.deleted)) if beneficiary else None
-        counted = self._tally.evicted(uid, head.queue, head.workload, view.deleted, reason, head.key, head.checkpoint_s)
+        saved = max(saved_at(view.annotations), self._saved.get(head.key, 0.0))
+        counted = self._tally.evicted(
+            uid, head.queue, head.workload, view.deleted, reason, head.key, head.checkpoint_s, saved
+        )
         if counted and reason is not None:
             self._changes().evicted(head, reason, f"{view.namespace}/{view.name}")
 
@@ -236,10 +243,17 @@ class Pods:
             node = self._nodes.get(pod.view.node)
             models = {gpu.index: gpu.model for gpu in node.gpus} if node is not None and seen.charge.gpus else None
             self._tally.held(uid, pod.head.queue, seen.charge, pod.view.started, models)
+            self._says_saved(pod.head, saved_at(pod.view.annotations))
         changes = self._changes()
         changes.gone.discard(uid)
         changes.bound[uid] = seen
         changes.say(self._fact(pod, seen))
+
+    def _says_saved(self, head: JobHead, saved: float) -> None:
+        if saved and head.gang_min > 1:
+            self._saved[head.key] = max(saved, self._saved.pop(head.key, 0.0))
+            if len(self._saved) > _REMEMBERED:
+                del self._saved[next(iter(self._saved))]
 
     def _seen(self, uid: str, pod: _Pod) -> TaskSeen:
         view, head = pod.view, pod.head
@@ -286,6 +300,7 @@ class Pods:
             preemptible=head.preemptible if head else True,
             expected_s=head.expected_s if head else 0,
             checkpoint_s=head.checkpoint_s if head else 0,
+            saved=saved_at(view.annotations) if head else 0.0,
             workload=head.workload if head else "",
             wishes=view.wishes if head else None,
         )

@@ -17,6 +17,7 @@ import msgspec
 from libs.contracts.events import HistoryFact
 from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, Served, ancestors, half_lives
 from libs.domain.resources import Charge
+from libs.domain.saving import unsaved
 from services.watcher.account import Account
 
 #: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
@@ -65,7 +66,7 @@ class Tally:
         self._moved: set[str] = set()
         self._kept_at = float("-inf")
         #: Evicted pods that the first lists showed: whether they are news is known when it is known what was kept.
-        self._early: list[tuple[str, str, str, float, Eviction | None, str, int]] = []
+        self._early: list[tuple[str, str, str, float, Eviction | None, str, int, float]] = []
         #: What workloads had before they were evicted, by path; and the job of the pod that went last.
         self._served: dict[str, dict[str, Served]] = {}
         self._went: dict[str, str] = {}
@@ -168,11 +169,12 @@ class Tally:
         reason: Eviction | None = None,
         job: str = "",
         checkpoint_s: int = 0,
+        saved: float = 0.0,
     ) -> bool:
         """A pod was made to go for others; whether that is news. `at` is in whole seconds, as the API server has it.
         `reason` None: nobody knows for whom. Pods of a job that go within a minute are one eviction of it."""
         if not self.begun:
-            self._early.append((uid, path, workload, at, reason, job, checkpoint_s))
+            self._early.append((uid, path, workload, at, reason, job, checkpoint_s, saved))
             return False
         if uid in self._counted:
             return False
@@ -183,7 +185,7 @@ class Tally:
         if at < self._kept_at - 2 or (at <= self._kept_at and int(at) in known):
             return False  # the leader before counted it
         times = self._evictions.setdefault(path, {}).setdefault(workload, [])
-        self._spend(uid, path, workload, at, job, checkpoint_s)
+        self._spend(uid, path, workload, at, job, checkpoint_s, saved)
         times.append(int(at))
         times.sort()
         del times[:-MOST_TIMES]
@@ -194,10 +196,11 @@ class Tally:
         self.news += 1
         return True
 
-    def _spend(self, uid: str, path: str, workload: str, at: float, job: str, checkpoint_s: int) -> None:
+    def _spend(self, uid: str, path: str, workload: str, at: float, job: str, checkpoint_s: int, saved: float) -> None:
         """What the pod had by then, and what of it is lost."""
         account, held = self._account(path), self._held.get(uid)
-        run = max(0.0, at - held.started) if held is not None and held.started > 0 else 0.0
+        started = held.started if held is not None and held.started > 0 else at
+        run = max(0.0, at - started)
         milli = held.amounts[0] if held is not None else 0
         served = self._served.setdefault(path, {})
         had = served.get(workload, Served(0, 0, 0))
@@ -207,7 +210,7 @@ class Tally:
         served[workload] = Served(had.gpu_milli_s + round(milli * run), run_s, max(had.at, int(at)))
         self._went[workload] = job
         account.evictions += not together
-        account.lost += milli * (run % checkpoint_s if checkpoint_s else run)
+        account.lost += milli * unsaved(at, started, saved, checkpoint_s)
 
     def renamed(self, old: str, new: str) -> None:
         """A queue moved within the tree: what it used is its own and goes along."""

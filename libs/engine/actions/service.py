@@ -55,7 +55,8 @@ def service(session: Session, job: PendingJob, refused: Decision | None) -> Deci
         return _later(refused, min(at, now + RARELY_S), f"who has had much may yield to it from {utc(at)} on")
     if not book.evictions_left(now):
         return _later(refused, now + RARELY_S, _SPENT)
-    fresh = [t for t in above if book.fresh(t, now) and t.job not in book.overdue and book.stays(t)]
+    there = [t for t in map(book.current, above) if t is not None]
+    fresh = [t for t in there if book.fresh(t, now) and t.job not in book.overdue]
     found = make_room(session, job, refused, SERVICE, _only(fresh, level)) if fresh else None
     return found or _later(refused, now + LOOK_S, "who has had much may yield to it just after a checkpoint")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from libs.domain.saving import unsaved
 from libs.engine.actions.rights import Tally
 from libs.engine.api import RunningTask
 from libs.engine.devices import NodeState
@@ -86,8 +87,7 @@ class Appraiser:
         """Work that is lost with the pod, by the clock: what it did since its last checkpoint."""
         if self.by_size:
             return 1
-        run = max(0, int(self.now - task.started)) if self.now else 0
-        return run % task.checkpoint_s if task.checkpoint_s else run
+        return int(unsaved(self.now, task.started, task.saved, task.checkpoint_s)) if self.now else 0
 
     def least(self, task: RunningTask, ends: bool) -> Cost:
         """What a unit with this pod costs at least."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from libs.domain.jobs import JobHead, Task, Wishes
 from libs.domain.resources import WHOLE
+from libs.domain.saving import unsaved
 from libs.engine.api import RunningTask
 from libs.engine.session import Session
 
@@ -82,9 +83,7 @@ class Movers:
         thousandth of its seconds."""
         if not self._now:
             return 0.0
-        ran = max(self._now - pod.started, 0.0)
-        if pod.checkpoint_s > 0:
-            ran %= pod.checkpoint_s
+        ran = unsaved(self._now, pod.started, pod.saved, pod.checkpoint_s)
         return ran * max(pod.charge.gpu_milli, 1) / WHOLE
 
     def as_task(self, pod: RunningTask) -> Task:

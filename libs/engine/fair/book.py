@@ -14,6 +14,7 @@ from typing import Final
 from libs.domain.jobs import JobHead
 from libs.domain.queues import Served
 from libs.domain.resources import WHOLE
+from libs.domain.saving import unsaved
 from libs.engine.api import RunningTask
 from libs.engine.fair import decay
 from libs.engine.fair.ask import Place, place, place_of
@@ -177,7 +178,12 @@ class ServiceBook:
         return self.rules.level(had.gpu_milli_s / 1000) if had is not None and self.rules is not None else 0
 
     def fresh(self, task: RunningTask, now: float) -> bool:
-        return self.rules is not None and task.started > 0 and self.rules.fresh(now - task.started, task.checkpoint_s)
+        since = unsaved(now, task.started, task.saved, task.checkpoint_s)
+        return (
+            self.rules is not None
+            and task.started > 0
+            and self.rules.fresh(now - task.started, task.checkpoint_s, since)
+        )
 
     def saves(self, now: float) -> bool:
         """Whether there are pods that save their work."""
@@ -187,11 +193,11 @@ class ServiceBook:
     def savers(self, now: float) -> list[RunningTask]:
         """Pods that save their work, so that little is lost with them."""
         self._look(now)
-        return [task for task, _ in self._savers if self.stays(task)]
+        return [there for task, _ in self._savers if (there := self.current(task)) is not None]
 
     def above(self, level: int, now: float) -> list[RunningTask]:
         """Those of them that had so much that they may yield to one of that level, as of a while ago at most; some may
-        have left since (`stays`)."""
+        have left since, or have saved their work (`current`)."""
         self._look(now)
         found = self._above.get(level)
         if found is None:
@@ -200,8 +206,10 @@ class ServiceBook:
             self._above[level] = found
         return found
 
-    def stays(self, task: RunningTask) -> bool:
-        return self._running.by_uid.get(task.uid) is task and self._running.stays(task)
+    def current(self, task: RunningTask) -> RunningTask | None:
+        """As it is now; None where it has left, or is about to."""
+        there = self._running.by_uid.get(task.uid)
+        return there if there is not None and self._running.stays(there) else None
 
     def _look(self, now: float) -> None:
         if not 0 <= now - self._looked_at < _LOOKED_S:

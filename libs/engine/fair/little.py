@@ -70,9 +70,10 @@ class LittleService:
         return max(since + self.patience_s, together)
 
     # -- moments ----------------------------------------------------------------------------------------------------
-    def fresh(self, run: float, every: float) -> bool:
-        """Whether one that has run so long, and saves its work every so many seconds, has saved just now."""
-        return every > 0 and run >= every and run % every <= self.window_s
+    def fresh(self, run: float, every: float, since: float | None = None) -> bool:
+        """Whether one that has run so long, and saves its work every so many seconds, has saved just now: `since` so
+        many seconds, where that is known otherwise than from its run."""
+        return every > 0 and run >= every and (run % every if since is None else since) <= self.window_s
 
     def saves(self, run: float, every: float) -> float:
         """In how many seconds it saves next; infinite for one that saves nothing."""

@@ -3,7 +3,7 @@
 import pytest
 
 from libs.domain.verdicts import Reason
-from libs.kube.declared import notes
+from libs.kube.declared import notes, saved_at
 from libs.kube.grouping import Known, job_key, job_of
 from tests.unit.libs.kube.objects_for_tests import pod
 
@@ -98,12 +98,28 @@ class TestWhatItsOwnerDeclares:
             "drystone.dev/preemptible": "perhaps",
             "drystone.dev/expected-seconds": "2h",
             "drystone.dev/checkpoint-seconds": "0",
+            "drystone.dev/checkpoint-at": "just now",
         }
         head = job_of(pod(annotations=said))
         assert (head.preemptible, head.expected_s, head.checkpoint_s) == (True, 0, 0)
         assert not pod(annotations=said).unsupported
         assert [note.partition(":")[0] for note in notes(said)] == list(said)
         assert not notes({"drystone.dev/preemptible": "False", "drystone.dev/expected-seconds": "60"})
+
+    @pytest.mark.parametrize(
+        ("said", "at"),
+        [
+            ("1767323045", 1_767_323_045.0),
+            ("2026-01-02T03:04:05Z", 1_767_323_045.0),
+            (" 2026-01-02T04:04:05+01:00 ", 1_767_323_045.0),
+            ("2026-01-02T03:04:05", 0.0),  # of no zone: nobody knows which moment that is
+            ("0001-01-01T00:00:00Z", 0.0),
+            ("9" * 11, 0.0),
+            ("", 0.0),
+        ],
+    )
+    def test_a_pod_says_when_it_saved_its_work(self, said: str, at: float) -> None:
+        assert saved_at({"drystone.dev/checkpoint-at": said}) == at
 
     def test_a_pod_group_speaks_for_its_pods_and_a_pod_for_itself(self) -> None:
         group = {"drystone.dev/preemptible": "false", "drystone.dev/checkpoint-seconds": "60"}

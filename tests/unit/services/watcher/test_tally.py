@@ -171,6 +171,18 @@ class TestTelling:
         assert not tally.told
 
 
+def test_an_eviction_costs_what_was_not_saved_as_the_pod_said_itself(time: Time) -> None:
+    costs = []
+    for saved in (0.0, time.now + 60):
+        tally = begun(time)
+        tally.held("a", "q", ONE, time.now)
+        time.now += 1860
+        tally.evicted("a", "q", "w", time.now, checkpoint_s=1800, saved=saved)
+        costs.append(tally.history("q").spending.lost_milli_s)
+        time.now -= 1860
+    assert costs == [60_000, 0], "it was restarting for a minute"
+
+
 def test_a_queue_that_moves_takes_along_what_it_used(time: Time) -> None:
     tally = begun(time)
     tally.held("a", "old/q", ONE, time.now)

@@ -141,6 +141,26 @@ def test_a_gang_goes_as_a_whole_or_stays() -> None:
     assert sorted(victim.name for victim in decision.victims) == ["gang-0", "gang-1"]
 
 
+def test_who_says_when_it_saved_is_at_a_good_moment_by_its_own_word_and_not_by_its_start() -> None:
+    off_by_a_restart = {"started": LONG - 900, "saved": NOW - 30 - 4 * 1800}  # and four more since, not said
+    assert decide(engine_of(full(**off_by_a_restart), a=history()), new())[0].victims
+    assert not decide(engine_of(full(saved=NOW - 900), a=history()), new())[0].victims, "by its start it has just saved"
+    another = {"started": LONG - 900, "saved": LONG - 7200}
+    assert not decide(engine_of(full(**another), a=history()), new())[0].victims, "said of a run before this one"
+
+
+def test_what_one_pod_of_a_gang_says_it_saved_all_of_it_did() -> None:
+    facts = cluster().node("n1", gpus=4).node("n2", gpus=4)
+    facts.running("gang", gpus=4, count=2, gang_min=2, started=LONG - 900, checkpoint_s=1800)
+    engine = engine_of(facts, a=history())
+    one = pod("new", gpus=4, created=NOW - 7300)
+    assert not decide(engine, one)[0].victims
+    engine.pod_seen(msgspec.structs.replace(facts.pods[1], saved=NOW - 20))
+    assert len(decide(engine, one)[0].victims) == 2
+    engine.pod_seen(facts.pods[0])  # told again, without a word of its own
+    assert len(decide(engine, one)[0].victims) == 2
+
+
 def test_what_a_workload_had_before_it_was_evicted_counts_and_outlives_it() -> None:
     had = history(served={"job/old": Served(100 * 3_600_000, 100, int(NOW) - 50)})
     engine = engine_of(cluster().node("n1", gpus=8), a=had)
