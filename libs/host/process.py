@@ -23,6 +23,7 @@ from libs.host.settings import CommonSettings, WrongSettings, read_settings
 from libs.observe import logs
 from libs.observe.health import HealthServer
 from libs.observe.metrics import histogram
+from libs.runtime import held as turns
 from libs.runtime.garbage import collect_rarely
 from libs.runtime.lifecycle import Health, Service
 from libs.runtime.phases import Phase, run_phases
@@ -34,6 +35,7 @@ S = TypeVar("S", bound=CommonSettings)
 
 ALL_PARTS: Final = ("bus", "ledger", "kube")
 _GARBAGE_S = histogram("drystone_garbage_seconds", "One collection of cyclic garbage, in which nothing else is done.")
+_HELD_S = histogram("drystone_event_loop_held_seconds", "The event loop did not turn for 0.1 s and more.")
 #: Of `stop_s`, what is kept for closing the parts after the service has stopped.
 _CLOSE_S: Final = 5.0
 #: So long nobody read on from a topic although all servers answer: a task stands still, and only a restart helps.
@@ -41,6 +43,8 @@ _CLOSE_S: Final = 5.0
 LEFT_S: Final = 300.0
 #: So long the event loop stood still.
 STILL_S: Final = 30.0
+#: The event loop was held so long that the log says by what; shorter ones are said at level debug.
+_HELD_LONG_S: Final = 1.0
 _TURN_S: Final = 2.0
 
 
@@ -103,6 +107,7 @@ async def _serve(name: str, settings: S, build: Callable[[S, Parts], Service], n
             asyncio.create_task(collect_rarely(_GARBAGE_S.observe), name="garbage"),
             asyncio.create_task(probes.run(), name="do they answer"),
             asyncio.create_task(_turning(), name="turning"),
+            asyncio.create_task(turns.watch(_was_held), name="who holds the loop"),
         ]
         fault = await _until_stopped(service, stop, settings.stop_s, state)
     finally:
@@ -163,6 +168,12 @@ async def _turning() -> None:
             await asyncio.sleep(_TURN_S)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def _was_held(by: turns.Held) -> None:
+    _HELD_S.observe(by.seconds)
+    say = log.warning if by.seconds >= _HELD_LONG_S else log.debug
+    say("event loop held", seconds=round(by.seconds, 3), cpu_s=round(by.cpu_s, 3), at=by.at)
 
 
 async def _until_stopped(service: Service, stop: asyncio.Event, stop_s: float, state: _State) -> BaseException | None:
