@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from cli import ends
 from cli.errors import CommandError
 from cli.out import logs_aside, note, say, show
 
@@ -95,7 +95,7 @@ def _end_children_too() -> None:
     """Asked to end, a measurement ends what it started: parts and services are processes of their own. What runs in
     this one logs beside the answer."""
     logs_aside()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    ends.in_order()
 
 
 def fuzz(events: int, seed: int, rate: float, as_json: bool) -> int:

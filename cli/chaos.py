@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 
+from cli import ends
 from cli.errors import CommandError
 from cli.out import logs_aside, note, say, show
 
@@ -17,8 +17,7 @@ def chaos(rounds: int, seed: int, only: str, keep: Path | None, as_json: bool) -
     unknown = [name for name in only.split(" + ") if name and name not in FAULTS]
     if unknown:
         raise CommandError(f"no fault {unknown[0]!r}; there are: {', '.join(sorted(FAULTS))}")
-    # Asked to end, it ends what it started: parts and services are processes of their own and would live on.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    ends.in_order()
     logs_aside()
     result = asyncio.run(run(rounds, seed, only=only, keep=keep, report=note))
     if as_json:
