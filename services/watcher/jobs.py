@@ -303,14 +303,19 @@ class JobEvents:
 def permanent(answer: Answer) -> bool:
     """Whether this creation will be refused again whenever it is tried. Of the 404s only one that names the namespace:
     a path that the server does not know is a CRD that is not there (yet). A refused account is the operator's to cure;
-    the job is not to blame."""
+    the job is not to blame, nor is it for a quota that has not been counted yet."""
     outcome = classify(answer)
     if outcome is Outcome.GONE:
         said = status_of(answer)
         return said.reason == "NotFound" and (said.message or "").startswith("namespaces ")
     if outcome is not Outcome.REFUSED:
         return False
-    return not (answer.status == 403 and " cannot create resource " in (status_of(answer).message or ""))
+    message = (status_of(answer).message or "") if answer.status == 403 else ""
+    return not any(words in message for words in _PASSING_403)
+
+
+#: Of our rights, and of a ResourceQuota that its controller has not looked at yet.
+_PASSING_403: Final = (" cannot create resource ", "status unknown for quota")
 
 
 def _absent(answer: Answer) -> bool:

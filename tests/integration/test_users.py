@@ -88,3 +88,20 @@ async def test_who_may_view_sees_and_does_not_submit(person: Person) -> None:
     code, said = await person.does("submit", str(person.job), "-n", person.namespace)
     assert code == 1
     assert "403" in said["error"]
+
+
+async def test_a_namespace_may_have_so_many_jobs_as_its_resource_quota_says(person: Person) -> None:
+    person.bind("edit")
+    await person.until_allowed("create")
+    here = ("-n", person.namespace)
+    kubectl(person.info, "create", "quota", "jobs", "--hard=count/trainingjobs.drystone.dev=1", *here)
+    # The quota controller counts a kind that it has just learned of after up to five minutes, and nothing of it may be
+    # made until then. Here that is said at once.
+    counted = json.dumps({"status": {"used": {"count/trainingjobs.drystone.dev": "0"}}})
+    kubectl(person.info, "patch", "quota", "jobs", "--subresource=status", "--type=merge", "-p", counted, *here)
+    code, said = await person.does("submit", str(person.job), *here)
+    assert (code, said["new"]) == (0, True)
+    person.job.write_text(json.dumps({**JOB, "id": "second"}))
+    code, said = await person.does("submit", str(person.job), *here)
+    assert code == 1
+    assert "exceeded quota: jobs" in said["error"]

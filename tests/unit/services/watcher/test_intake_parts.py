@@ -43,6 +43,7 @@ def status(code: int, reason: str, message: str) -> Answer:
         (status(404, "NotFound", 'namespaces "x" not found'), True),
         (status(403, "Forbidden", 'User "w" cannot create resource "trainingjobs" in API group "drystone.dev"'), False),
         (status(403, "Forbidden", "exceeded quota: jobs, requested: 1, used: 5, limited: 5"), True),
+        (status(403, "Forbidden", "status unknown for quota: jobs, resources: count/trainingjobs.drystone.dev"), False),
         (status(422, "Invalid", "spec.roles: Required value"), True),
         (status(429, "TooManyRequests", "later"), False),
         (status(500, "InternalError", "etcd"), False),
