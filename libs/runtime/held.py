@@ -18,7 +18,7 @@ from pathlib import Path
 from traceback import StackSummary, walk_stack
 from typing import Final, NoReturn
 
-BEAT_S: Final = 0.025
+BEAT_S: Final = 0.05
 #: Held for so long and more is told.
 LATE_S: Final = 0.1
 #: Innermost frames that are told.
@@ -27,8 +27,8 @@ _FRAMES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """`seconds` the loop did not turn, in which the process had `cpu_s` of CPU; `at`: the stack when it was seen to be
-    late, innermost frame last."""
+    """`seconds` the loop did not turn (a beat less at most), in which the process had `cpu_s` of CPU; `at`: the stack
+    when it was seen to be late, innermost frame last."""
 
     seconds: float
     cpu_s: float
@@ -38,7 +38,7 @@ class Held:
 async def watch(seen: Callable[[Held], None], *, late_s: float = LATE_S, beat_s: float = BEAT_S) -> NoReturn:
     """For ever. `seen` is called on the loop's thread, after the loop has turned again."""
     loop = asyncio.get_running_loop()
-    beat = _Beat(threading.get_ident(), late_s)
+    beat = _Beat(threading.get_ident(), late_s, beat_s)
     ended = threading.Event()
     watcher = threading.Thread(target=_look, args=(beat, ended, beat_s), name="who holds the loop", daemon=True)
     watcher.start()
@@ -55,9 +55,10 @@ async def watch(seen: Callable[[Held], None], *, late_s: float = LATE_S, beat_s:
 class _Beat:
     """Written by the loop, read by the thread. A lock orders them: a stack belongs to the turn it was taken in."""
 
-    def __init__(self, thread: int, late_s: float) -> None:
+    def __init__(self, thread: int, late_s: float, beat_s: float) -> None:
         self._thread = thread
         self._late_s = late_s
+        self._beat_s = beat_s
         self._lock = threading.Lock()
         self._at, self._cpu = time.monotonic(), time.process_time()
         self._stack: tuple[str, ...] = ()
@@ -66,14 +67,14 @@ class _Beat:
         """The loop turned; what it was held for since the last time, if that was long."""
         with self._lock:
             now, cpu = time.monotonic(), time.process_time()
-            seconds, spent, stack = now - self._at, cpu - self._cpu, self._stack
+            seconds, spent, stack = now - self._at - self._beat_s, cpu - self._cpu, self._stack
             self._at, self._cpu, self._stack = now, cpu, ()
         return Held(seconds, spent, stack) if seconds >= self._late_s else None
 
     def look(self) -> None:
         """From the other thread: if the loop is late, remember where it stands, once in a turn."""
         with self._lock:
-            if self._stack or time.monotonic() - self._at < self._late_s:
+            if self._stack or time.monotonic() - self._at - self._beat_s < self._late_s:
                 return
             frame = sys._current_frames().get(self._thread)
             if frame is not None:

