@@ -77,6 +77,8 @@ def queue(
     else:
         for table in tables:
             say(_line(table))
+            for demand in table.get("by_demand_of_share", ()):
+                say(_of_demand(demand))
     if report is not None:
         from libs.sim.queue.report import render
 
@@ -117,6 +119,15 @@ def _frontier(tables: list[dict[str, Any]]) -> None:
     for line in lines:
         cells = [line[0].ljust(widths[0]), *(line[n].rjust(widths[n]) for n in range(1, 5)), line[5]]
         say("  ".join(cells).rstrip())
+
+
+def _of_demand(table: dict[str, Any]) -> str:
+    most = table["demand_of_share_up_to"]
+    demand = f"at most {most:g} times its share" if most else "more"
+    return (
+        f"  jobs while whose queue asked for {demand}: {table['jobs']:,}, wait mean {table['mean_wait_s']:,.0f} s, "
+        f"p99 {table['p99_wait_s']:,.0f}, longest {table['max_wait_s']:,.0f}"
+    )
 
 
 def _line(table: dict[str, Any]) -> str:

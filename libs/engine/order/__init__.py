@@ -49,8 +49,8 @@ ORDERS: Final[dict[str, Callable[[Scene], Order]]] = {
     "two-level": lambda _: two_levels(),
     "services": lambda _: Services(LittleService()),
     "services-by-age": lambda _: Services(None),
-    "services-by-age-lending": lambda _: Services(None, lends=True),
-    "services-lending": lambda _: Services(LittleService(), lends=True),
+    "services-without-lending": lambda _: Services(LittleService(), lends=False),
+    "services-without-moves": lambda _: Services(LittleService(), moves=False),
     "sjf": lambda _: Shortest(),
     "srtf": lambda _: ShortestRemaining(),
 }

@@ -12,11 +12,17 @@ from libs.engine.order.base import Order
 
 class Services(Order):
     """With `little`, the services' default, attained service counts; without, jobs go by age. `lends`: room that is
-    kept for one job is lent to others meanwhile."""
+    kept for one job is lent to others meanwhile; `moves`: running jobs move where that lets one in. The services do
+    both unless they are told not to."""
 
     by_tenant = True
 
-    def __init__(self, little: LittleService | None, *, lends: bool = False) -> None:
+    def __init__(self, little: LittleService | None, *, lends: bool = True, moves: bool = True) -> None:
         self.little = little
         self.lends = lends
-        self.name = ("services-by-age" if little is None else "services") + ("-lending" if lends else "")
+        self.moves = moves
+        self.name = "services" if little is not None else "services-by-age"
+        if not lends:
+            self.name += "-without-lending"
+        if not moves:
+            self.name += "-without-moves"

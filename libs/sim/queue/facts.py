@@ -6,12 +6,15 @@ once. A tenant is a queue; a fence is what it deserves. Run times are never decl
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from libs.domain.jobs import JobHead, Task
+import msgspec
+
+from libs.domain.jobs import JobHead, Task, Wishes
 from libs.domain.nodes import Gpu, Node
 from libs.domain.queues import Queue, Quota
 from libs.domain.resources import Charge, GpuRequest, Request
@@ -33,6 +36,7 @@ EPOCH: Final = 1_000_000_000.0
 FAIRNESS: Final = 100
 HISTORY: Final = 50
 OVERDUE_S: Final = 129_600.0
+MOVES_AFTER_S: Final = 600.0
 #: Histories are told this often, and at once with an eviction.
 TOLD_S: Final = 10.0
 #: After a turn it is past, whatever rounding makes of sums.
@@ -56,6 +60,7 @@ class EngineLoop(QueueLoop):
     ) -> None:
         super().__init__(cluster, order, costs, jobs)
         self._little = order.little if isinstance(order, Services) else None
+        self._moves = order.moves if isinstance(order, Services) else False
         policy = "spread" if cluster.spreads else "drystone"
         self._engine = PlacementEngine(
             EngineConfig(
@@ -65,6 +70,8 @@ class EngineLoop(QueueLoop):
                 history=HISTORY,
                 overdue_s=self._little.overdue_s if self._little is not None else OVERDUE_S,
                 little=self._little,
+                consolidate=self._moves,
+                consolidate_after_s=MOVES_AFTER_S,
             )
         )
         gpus = tuple(Gpu(i, DEVICE_MIB, "") for i in range(cluster.width))
@@ -76,7 +83,7 @@ class EngineLoop(QueueLoop):
             self._engine.queue_seen(Queue(tenant, deserved=Quota(gpu_milli=round(share * WHOLE))))
         self._held: list[dict[str, Charge]] = [{} for _ in self._names]
         self._revisions = [0] * cluster.size
-        self._pods: dict[int, list[tuple[str, int]]] = {}  # uid and node number
+        self._pods: dict[int, list[tuple[RunningTask, int]]] = {}  # with the node number
         self._accounts: dict[str, Account] = {}
         self._kept: dict[str, Kept] = {}  # by tenant
         self._kept_milli: dict[str, dict[int, int]] = {}  # by tenant, what of it is free, by node
@@ -86,6 +93,9 @@ class EngineLoop(QueueLoop):
         self._waiting_milli = 0
         self._priorities: dict[int, int] = {}  # of what runs
         self._vain: dict[tuple[str, int, int], float] = {}  # until when a kind does not ask for evictions again
+        self._known: dict[int, tuple[int, PendingJob]] = {}  # with the evictions that its tasks are named by
+        #: Who began again and has not said yet that its work is saved: (when it will, key, evictions).
+        self._restored: list[tuple[float, int, int]] = []
         for name in self._names:
             self._tell_node(self._rows[name])
 
@@ -106,10 +116,10 @@ class EngineLoop(QueueLoop):
         return super()._arrive(key)
 
     def _rank(self, item: Item) -> Rank:
-        return self._engine.place(self._job(item).head, self._clock, item.gpus)[:3]
+        return self._engine.place(self._head(item), self._clock, item.gpus)[:3]
 
     def _turn_of(self, item: Item) -> float:
-        left = self._engine.turns(self._job(item).head, self._clock)
+        left = self._engine.turns(self._head(item), self._clock)
         return self.now + left + _SLACK_S if left > 0 else NEVER
 
     def _moved(self) -> list[int]:
@@ -130,9 +140,9 @@ class EngineLoop(QueueLoop):
     def _leave(self, key: int) -> Run:
         run = super()._leave(key)
         item = run.item
-        for uid, at in self._pods.pop(key):
-            self._engine.pod_gone(uid)
-            del self._held[at][uid]
+        for pod, at in self._pods.pop(key):
+            self._engine.pod_gone(pod.uid)
+            del self._held[at][pod.uid]
             self._tell_node(at)
         self._priorities[item.priority] -= 1
         self._use(item.tenant, -run.milli)
@@ -142,7 +152,8 @@ class EngineLoop(QueueLoop):
         super()._end(key)
         self._cooling.discard(key)
         self._turns_had.pop(key, None)
-        self._accounts[self._items[key].tenant].served.pop(self._job(self._items[key]).head.key, None)
+        self._accounts[self._items[key].tenant].served.pop(self._head(self._items[key]).key, None)
+        del self._known[key]
         if not self._engine.shares.silent:
             tenant = self._items[key].tenant
             self._vain = {kind: until for kind, until in self._vain.items() if kind[0] != tenant}  # it uses less
@@ -158,13 +169,13 @@ class EngineLoop(QueueLoop):
             at = self._rows[placement.node]
             uid = placement.task.id
             self._held[at][uid] = placement.charge
-            pods.append((uid, at))
-            self._engine.pod_seen(
-                RunningTask(
-                    uid, uid, item.tenant, placement.node, job.head.key, item.tenant, item.priority, placement.charge,
-                    True, gang_min=job.head.gang_min, started=self._clock, checkpoint_s=round(self.costs.checkpoint),
-                )
+            pod = RunningTask(
+                uid, uid, item.tenant, placement.node, job.head.key, item.tenant, item.priority, placement.charge,
+                True, gang_min=job.head.gang_min, started=self._clock, checkpoint_s=round(self.costs.checkpoint),
+                wishes=Wishes(placement.task.request) if self._moves else None,
             )  # fmt: skip
+            pods.append((pod, at))
+            self._engine.pod_seen(pod)
             self._tell_node(at)
         milli = self.jobs[item.key].milli
         self._waiting_milli -= milli
@@ -172,8 +183,27 @@ class EngineLoop(QueueLoop):
         self._priorities[item.priority] = self._priorities.get(item.priority, 0) + 1
         self._use(item.tenant, milli)
         self._start(item, Run(item, _parts(placements, self._rows), milli))
+        if item.begins > self.now:
+            heapq.heappush(self._restored, (item.begins, item.key, item.evictions))
+
+    def _say_saved(self) -> None:
+        """Who was made again says when it had loaded what it saved: its checkpoints count from there."""
+        while self._restored and self._restored[0][0] <= self.now:
+            at, key, evictions = heapq.heappop(self._restored)
+            if key in self.runs and self._items[key].evictions == evictions:
+                pod, _ = self._pods[key][0]  # for all of its gang
+                self._engine.pod_seen(msgspec.structs.replace(pod, saved=EPOCH + at))
 
     def _job(self, item: Item) -> PendingJob:
+        known = self._known.get(item.key)
+        if known is None or known[0] != item.evictions:
+            known = self._known[item.key] = item.evictions, self._as_job(item)
+        return known[1]
+
+    def _head(self, item: Item) -> JobHead:
+        return EngineLoop._job(self, item).head
+
+    def _as_job(self, item: Item) -> PendingJob:
         milli = self.jobs[item.key].milli
         width = self.cluster.width
         if milli < WHOLE:
@@ -183,9 +213,11 @@ class EngineLoop(QueueLoop):
             asks = [GpuRequest(width)] * nodes + ([GpuRequest(rest)] if rest else [])
         many = len(asks)
         name = f"{item.key:09d}"
+        key = f"{'gang' if many > 1 else 'pod'}/{item.tenant}/{name}"
         head = JobHead(
-            f"{'gang' if many > 1 else 'pod'}/{item.tenant}/{name}", item.tenant, item.tenant, item.tenant,
+            key, item.tenant, item.tenant, item.tenant,
             priority=item.priority, gang_min=many, declared=many, created=EPOCH + item.submitted,
+            checkpoint_s=round(self.costs.checkpoint), workload=key,
         )  # fmt: skip
         tasks = tuple(
             Task(f"{name}.{n}.{item.evictions}", name, item.tenant, "1", index=n, request=Request(gpu=ask))
@@ -214,7 +246,7 @@ class EngineLoop(QueueLoop):
                 self._kept_milli.setdefault(tenant, {})[at] = sum(charge.gpu_milli for charge in free)
                 self._use(tenant, 0)
             if free:
-                earmarked[self._job(self._items[kept.key]).head.key] = tuple(free)
+                earmarked[self._head(self._items[kept.key]).key] = tuple(free)
         self._revisions[at] += 1
         used = tuple((milli, mib) for milli, mib in gpus)
         pods = len(self._held[at])
@@ -240,9 +272,9 @@ class EngineLoop(QueueLoop):
     def _record(self, run: Run) -> None:
         """What the watcher's leader writes down of an eviction."""
         item = run.item
-        uids = [uid for uid, _ in self._pods[item.key]]
+        uids = [pod.uid for pod, _ in self._pods[item.key]]
         self._accounts[item.tenant].evict(
-            self._job(item).head.key, uids, run.milli, self.now - item.since, self._loss(item)[0], self._clock
+            self._head(item).key, uids, run.milli, self.now - item.since, self._loss(item)[0], self._clock
         )
 
     def _release(self, tenant: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from libs.sim.queue.cluster import WHOLE
+from libs.sim.queue.demand import by_demand
 from libs.sim.queue.loop import History, Outcome
 
 Step = tuple[float, float, int]
@@ -61,12 +62,16 @@ class Result:
     outcomes: list[Outcome]
     steps: list[Step]
     seconds: float
+    #: GPUs that queues deserve, where any does.
+    deserved: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(policy: str, histories: Sequence[History], seconds: float) -> Result:
+    def of(
+        policy: str, histories: Sequence[History], seconds: float, deserved: Mapping[str, float] | None = None
+    ) -> Result:
         outcomes = sorted((o for h in histories for o in h.outcomes), key=lambda o: (o.job.submit, o.job.id))
         steps = merge_steps([h.steps for h in histories])
-        return Result(policy, sum(h.gpus for h in histories), outcomes, steps, seconds)
+        return Result(policy, sum(h.gpus for h in histories), outcomes, steps, seconds, dict(deserved or {}))
 
 
 def waits(outcomes: Iterable[Outcome]) -> dict[str, float]:
@@ -117,6 +122,8 @@ def figures(result: Result, tenants: bool = True) -> dict[str, Any]:
     fair = fairness(outcomes)
     if fair is not None:
         answer |= fair
+    if result.deserved and (classes := by_demand(outcomes, result.deserved)):
+        answer["by_demand_of_share"] = classes
     priorities = sorted({o.job.priority for o in outcomes})
     if len(priorities) > 1:
         answer["by_priority"] = {str(p): waits(o for o in outcomes if o.job.priority == p) for p in priorities}

@@ -24,7 +24,18 @@ FAMILIES: Final = {
     "ageing": ("ageing-6h", "ageing", "ageing-4d"),
     "known run times": ("sjf", "srtf"),
 }
-VARIED: Final = ("base", "factor", "per_job", "patience", "window", "overdue", "reserve")
+VARIED: Final = (
+    "base",
+    "factor",
+    "per_job",
+    "lost",
+    "patience",
+    "together",
+    "window",
+    "overdue",
+    "reserve",
+    "half_life",
+)
 #: What the frontier is between; less is better.
 AXES: Final = ("mean_wait_s", "max_wait_s", "evictions_per_job")
 

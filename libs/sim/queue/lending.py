@@ -36,8 +36,9 @@ class LendingLoop(ServicesLoop):
 
     def _job(self, item: Item) -> PendingJob:
         job = super()._job(item)
-        head = msgspec.structs.replace(job.head, checkpoint_s=round(self.costs.checkpoint))
-        job = msgspec.structs.replace(job, head=head, lent=self._loans.get(item.tenant))
+        lent = self._loans.get(item.tenant)
+        if lent is not None:
+            job = msgspec.structs.replace(job, lent=lent)
         kept = self._kept.get(item.tenant)
         if kept is None or kept.key != item.key:
             return job
@@ -99,7 +100,7 @@ class LendingLoop(ServicesLoop):
         found = []
         for tenant, kept in self._kept.items():
             if kept.key != item.key and sum(self._kept_milli.get(tenant, {}).values()) < _milli(kept.charges):
-                found.append(super()._job(self._items[kept.key]).head.key)
+                found.append(self._head(self._items[kept.key]).key)
         return tuple(found)
 
 

@@ -5,7 +5,7 @@ services' defaults; here is only what the ledger, the watcher and the binder do 
 delay: victims leave and beneficiaries start at once. A tenant is a queue; a fence is what it deserves. Run times are
 never declared, so that nobody is lent kept room, and ends are predicted from earlier runs of the same queue and size.
 
-Not played: consolidation (jobs here have no other place to go), several replicas, refusals by the ledger, and the rule
+Not played: several replicas, refusals by the ledger, and the rule
 that bounds evaluations of hopeless jobs. Who cannot fit by a count of free GPUs, and may evict nobody, is not put to
 the engine: its answer is known. Who found nobody to yield asks for evictions again after a minute.
 """
@@ -17,6 +17,7 @@ from heapq import nsmallest
 from typing import Final
 
 from libs.domain.resources import Charge
+from libs.engine.actions.consolidate import RULE as CONSOLIDATE
 from libs.engine.api import Reserved
 from libs.engine.fair import Line
 from libs.engine.fair.shares import WITHIN
@@ -41,6 +42,7 @@ class ServicesLoop(EngineLoop):
 
     # -- decisions ----------------------------------------------------------------------------------------------------
     def _fill(self, lanes: Iterable[Lane]) -> None:
+        self._say_saved()
         self._engine.decide([], self._clock)
         if any(kept.until <= self.now for kept in self._kept.values()):
             self._lapse()
@@ -69,7 +71,7 @@ class ServicesLoop(EngineLoop):
         if item is None or item.key in line:
             return
         vain = self._vain.get(self._kind(item), 0.0) > self.now
-        if not self._could_fit(item) and (vain or not self._could_evict(item)):
+        if not self._could_fit(item) and (vain or not (self._could_evict(item) or self._could_move(item))):
             return
         standing[item.key] = lane
         line.put(item.key, item.tenant, (*item.rank, item.key), (lane.milli, 0, 0))
@@ -104,6 +106,16 @@ class ServicesLoop(EngineLoop):
         ask = (self.jobs[item.key].milli, 0, 0)
         return not shares.silent and shares.standing(item.tenant, ask).tier == WITHIN
 
+    def _could_move(self, item: Item) -> bool:
+        """Whether as much is idle in all, beside what is kept for others, as it asks for."""
+        if not self._moves:
+            return False
+        cluster = self.cluster
+        kept = sum(
+            sum(of_node.values()) for tenant, of_node in self._kept_milli.items() if self._kept[tenant].key != item.key
+        )
+        return cluster.size * cluster.width * WHOLE - cluster.used_milli - kept >= self.jobs[item.key].milli
+
     def _decide(self, item: Item) -> bool:
         """Whether it starts."""
         decision = self._engine.decide([self._job(item)], self._clock)[0]
@@ -114,14 +126,19 @@ class ServicesLoop(EngineLoop):
                 until = self._vain[self._kind(item)] = until if until > self.now else self.now + LOOK
                 self._look = min(self._look, until)
             return False
-        for key in sorted({int(victim.uid.partition(".")[0]) for victim in decision.victims}):
+        leaving = sorted({int(victim.uid.partition(".")[0]) for victim in decision.victims})
+        for key in leaving:
             run = self.runs[key]
             self._record(run)
+            # Before it lines up again: else the engine takes its run for a wait.
+            self._tell_history(run.item.tenant, self._accounts[run.item.tenant])
             self._evict(run)
             self._waiting_milli += run.milli
-            self._tell_history(run.item.tenant, self._accounts[run.item.tenant])
         self._engine.settle()
         self._begin(item, decision.placements)
+        if decision.rule == CONSOLIDATE:
+            for key in leaving:  # they come again at once, and have a place
+                self._decide(self._items[key])
         return True
 
     # -- room that is kept --------------------------------------------------------------------------------------------

@@ -75,15 +75,19 @@ def simulate(setup: Setup, jobs: Sequence[TraceJob], done: Done | None = None) -
         loop = _loop(setup, nodes, members)
         histories.append(loop.run(None if done is None else partial(_tell, done, ended)))
         ended += len(members)
-    return Result.of(setup.label or setup.policy, histories, time.perf_counter() - started)
+    return Result.of(setup.label or setup.policy, histories, time.perf_counter() - started, _deserved(setup))
 
 
 def _whole(jobs: Sequence[TraceJob]) -> Sequence[TraceJob]:
     return [job if job.milli >= WHOLE else replace(job, milli=WHOLE, useful=job.milli) for job in jobs]
 
 
+def _deserved(setup: Setup) -> dict[str, float]:
+    return {name: float(count * setup.gpus_per_node) for name, count in setup.fence}
+
+
 def _loop(setup: Setup, nodes: int, jobs: Sequence[TraceJob]) -> QueueLoop:
-    deserved = {} if setup.fenced else {name: float(count * setup.gpus_per_node) for name, count in setup.fence}
+    deserved = {} if setup.fenced else _deserved(setup)
     scene = Scene(float(nodes * setup.gpus_per_node), setup.costs.checkpoint, deserved, setup.parameters)
     order = ORDERS[setup.policy](scene)
     cluster = Cluster(nodes, setup.gpus_per_node, setup.spread)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from libs.engine.order import ORDERS
-from libs.sim.queue.frontier import FAMILIES, frontier, knows, told, undominated
+from libs.engine.order import ORDERS, Parameters
+from libs.sim.queue.frontier import FAMILIES, VARIED, frontier, knows, told, undominated
 from libs.sim.queue.study import Setup
 
 
@@ -42,6 +43,8 @@ def test_every_family_is_played_and_each_of_drystones_parameters_is_halved_and_d
     names = [setup.label or setup.policy for setup in setups]
     assert {name for family in FAMILIES.values() for name in family} <= set(names) <= {*names, *ORDERS}
     assert "drystone patience x0.5" in names and "drystone patience x2" in names
+    of_shares_and_costs = {"checkpoint", "most_evictions", "protection", "fairness"}
+    assert set(VARIED) == {field.name for field in fields(Parameters)} - of_shares_and_costs
     assert len(names) == len(set(names))
     assert [knows(name) for name in ("sjf", "srtf", "gittins", "predicted")] == [True, True, False, False]
 

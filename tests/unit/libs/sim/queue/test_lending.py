@@ -7,11 +7,10 @@ from pathlib import Path
 
 from libs.engine.order import Services
 from libs.sim.queue.cluster import Cluster
-from libs.sim.queue.figures import figures
+from libs.sim.queue.figures import Result, figures
 from libs.sim.queue.lending import LendingLoop
 from libs.sim.queue.loop import Costs, History
 from libs.sim.queue.services import ServicesLoop
-from libs.sim.queue.study import Setup, simulate
 from libs.sim.queue.trace import TraceJob, read_jobs
 
 TRACE = Path(__file__).with_name("philly_2869ce.csv.gz")
@@ -24,6 +23,11 @@ def job(name: str, submit: float, duration: float, gpus: int) -> TraceJob:
 def play(jobs: Sequence[TraceJob], *, lends: bool) -> History:
     loop = LendingLoop if lends else ServicesLoop
     return loop(Cluster(1, 8), Services(None, lends=lends), Costs(60, 100), jobs, {}).run()
+
+
+def weeks(trace: Sequence[TraceJob], *, lends: bool) -> History:
+    loop = LendingLoop if lends else ServicesLoop
+    return loop(Cluster(8, 8), Services(None, lends=lends, moves=False), Costs(), trace, {}).run()
 
 
 #: Two GPUs stand idle from the first minute on, kept for the large one, until the first has ended.
@@ -49,9 +53,7 @@ def test_who_would_have_ended_before_is_not_evicted_and_nobody_else_is() -> None
 
 def test_on_a_published_trace_less_stands_empty_and_nobody_waits_longer_than_the_longest_did() -> None:
     trace = read_jobs(TRACE)[:300]
-    without, with_ = (
-        figures(simulate(Setup(8, 8, name), trace)) for name in ("services-by-age", "services-by-age-lending")
-    )
+    without, with_ = (figures(Result.of("", [weeks(trace, lends=lends)], 0.0)) for lends in (False, True))
     assert with_["mean_wait_s"] < 0.9 * without["mean_wait_s"]
     assert with_["max_wait_s"] < without["max_wait_s"]
     assert with_["most_evictions_of_a_job_in_a_day"] <= 3

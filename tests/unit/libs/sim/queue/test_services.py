@@ -14,7 +14,7 @@ from libs.engine.fair import LittleService
 from libs.engine.order import Services
 from libs.sim.queue.accounts import HALF_LIFE_S, Account
 from libs.sim.queue.cluster import Cluster
-from libs.sim.queue.facts import EPOCH, FAIRNESS, HISTORY, OVERDUE_S
+from libs.sim.queue.facts import EPOCH, FAIRNESS, HISTORY, MOVES_AFTER_S, OVERDUE_S
 from libs.sim.queue.loop import Costs, History
 from libs.sim.queue.services import AFTER_S, TURN_S, ServicesLoop
 from libs.sim.queue.study import Setup, simulate
@@ -107,7 +107,6 @@ def test_the_first_weeks_of_a_real_tenant_by_age_and_by_little_service() -> None
     by_age, little = (simulate(Setup(8, 8, policy), trace) for policy in ("services-by-age", "services"))
     for result in (by_age, little):
         assert all(o.end >= o.job.submit + o.job.duration for o in result.outcomes)
-    assert sum(o.evictions for o in by_age.outcomes) == 0
     assert 0 < sum(o.evictions for o in little.outcomes) <= 0.3 * len(trace)
     assert sum(o.wait for o in little.outcomes) < sum(o.wait for o in by_age.outcomes)
     assert max(o.most_in(86_400) for o in little.outcomes) <= 3
@@ -134,9 +133,35 @@ def test_what_the_simulator_takes_for_the_services_defaults_is_their_default() -
         "placement_fairness": FAIRNESS,
         "placement_history": HISTORY,
         "placement_overdue_s": OVERDUE_S,
+        "placement_consolidate": Services(None).moves,
+        "placement_consolidate_after_s": MOVES_AFTER_S,
         "placement_reserve_after_s": AFTER_S,
         "placement_reserve_s": TURN_S,
     }
     assert {name: PlacementSettings.model_fields[name].default for name in played} == played
     assert PlacementSettings.model_construct().little_service == LittleService()
     assert WatcherSettings.model_fields["history_half_life_s"].default == HALF_LIFE_S
+
+
+def test_a_job_moves_where_that_lets_another_one_in_and_goes_on_at_once() -> None:
+    jobs = [
+        job("s0", 0, 700, 4), job("long0", 1, 9_000, 4), job("s1", 2, 700, 4), job("long1", 3, 9_000, 4),
+        job("whole", 1_000, 50, 8),
+    ]  # fmt: skip
+    moves, stays = (
+        ServicesLoop(Cluster(2, 8), Services(None, moves=moves), Costs(60, 300), jobs, {}).run()
+        for moves in (True, False)
+    )
+    assert (starts(moves)["whole"], starts(stays)["whole"]) == (1_000, 9_001)
+    (moved,) = (o for o in moves.outcomes if o.evictions)
+    assert moved.wait == 60, "its restart; its place was kept for it"
+    assert moved.lost == pytest.approx(60 + 1_000 % 300, abs=5)
+
+
+def test_who_was_evicted_says_when_it_had_loaded_what_it_saved_so_that_its_next_moment_is_after_a_checkpoint() -> None:
+    many = [job(f"old{n}", n, 1, 8) for n in range(20)]
+    long = job("long", 200, 400 * 3600, 8)
+    news = [job("new0", 100 * 3600, 60, 8), job("new1", 200 * 3600, 60, 8)]
+    outcomes = {o.job.id: o for o in play([*many, long, *news], little=LittleService()).outcomes}
+    assert outcomes["long"].evictions == 2
+    assert outcomes["long"].lost <= 2 * (60 + 120)
