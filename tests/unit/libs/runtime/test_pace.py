@@ -34,3 +34,13 @@ def test_what_passed_since_the_last_round_counts_and_after_a_lull_the_first_go_a
     again, _ = rounds(pace, 5, took=0.01, now=now + 0.06)
     assert again[:4] == [0, 0, 0, 0]
     assert again[4] > 0
+
+
+def test_one_round_that_took_long_keeps_nobody_waiting() -> None:
+    """A list of thousands took 30 ms in the middle of a trickle, and all that came after it waited for 100 ms."""
+    pace = Pace(times=4, most_s=0.1)
+    _, now = rounds(pace, 6, took=0.004)
+    _, now = rounds(pace, 1, took=0.03, now=now)
+    assert round(pace.pause(now), 6) == 0.016
+    _, now = rounds(pace, 3, took=0.03, now=now)
+    assert round(pace.pause(now), 6) == 0.1, "three are a burst"
