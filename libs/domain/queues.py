@@ -92,6 +92,16 @@ class Spending(msgspec.Struct, frozen=True, omit_defaults=True):
     worked_milli_s: int = 0
 
 
+class Left(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What evictions for little service, and for the overdue, may still cost in the whole cluster, as of `at` (seconds
+    since the epoch): evictions, and milli GPU seconds of work. Negative where owed, which does not fade; what is left
+    over has faded until then."""
+
+    at: float = 0.0
+    evictions: float = 0.0
+    gpu_milli_s: int = 0
+
+
 class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a queue, with everything below it, used over time: resource seconds, of which a half is forgotten every
     `half_life_s`, as of `at` (seconds since the epoch). `evictions` has the times (seconds since the epoch) at which
@@ -99,7 +109,8 @@ class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     counted last, so that who decided an eviction sees it in here and counts it no longer himself. `reasons` tells for
     whom, by workload as well: the last few, in order of time. `served` is what workloads had before they were evicted,
     by workload too; one that is not in it counts as new. `spending` is of the queue itself, not of those below it.
-    `models` is the part of `gpu_milli_s` that is known by model."""
+    `models` is the part of `gpu_milli_s` that is known by model. `left` is of the cluster, and stands in every record:
+    the youngest counts. None: the record is older than the field."""
 
     path: str
     at: float = 0.0
@@ -113,6 +124,7 @@ class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     served: dict[str, Served] = {}
     spending: Spending = Spending()
     models: dict[str, int] = {}
+    left: Left | None = None
 
 
 def half_lives(queues: Mapping[str, Queue], default_s: int) -> Callable[[str], int]:

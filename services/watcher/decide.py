@@ -19,6 +19,7 @@ from libs.contracts.events import ClusterFact, NodeFact
 from libs.domain.bounds import MOST_TASKS
 from libs.domain.jobs import Barred
 from libs.domain.nodes import Node, newer
+from libs.engine.fair.budget import Budget
 from libs.kube import objects, trainingjobs
 from libs.kube.grouping import Known, not_open, resolve_queue
 from libs.kube.nodes import parse_node
@@ -44,12 +45,13 @@ class Picture:
         *,
         now: Callable[[], float] = lambda: 0.0,
         half_life_s: int = 86_400,
+        budget: Budget | None = None,
         ignored: Callable[[PodView, str], None] | None = None,
         most_tasks: int = MOST_TASKS,
         faulty: Callable[[str, Exception], None] | None = None,
     ) -> None:
         self.term = term
-        self.tally = Tally(now, half_life_s, term)
+        self.tally = Tally(now, half_life_s, term, budget)
         #: As they were last said; heartbeats are only noted in `_node_versions`.
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[str, trainingjobs.TrainingJobView] = {}

@@ -98,6 +98,7 @@ class Leadership:
             lambda _: metrics.UNREADABLE.inc(),
             now=clock.wall,
             half_life_s=settings.history_half_life_s,
+            budget=settings.budget,
             ignored=_ignored,
             most_tasks=most_tasks(settings.job_tasks, settings.tenants),
             faulty=lambda of, error: _faults.seen("object", of, error),

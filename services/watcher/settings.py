@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from libs.contracts.tenants import TenantPolicy
 from libs.domain.bounds import MOST_TASKS
+from libs.engine.fair.budget import Budget
 from libs.host.settings import CommonSettings
 
 
@@ -28,6 +29,10 @@ class WatcherSettings(CommonSettings):
     slow_pass_s: float = Field(default=30.0, gt=0.5, le=3600)
     #: After so long a half of what a queue used counts no more, where past use counts at all.
     history_half_life_s: int = Field(default=86_400, ge=60, le=90 * 86_400)
+    #: Evictions for little service and for the overdue for each job that came, at most, and what they may cost of the
+    #: GPU time worked, per cent. Watcher and placement have the same.
+    placement_service_evictions: float = Field(default=0.3, ge=0, le=100)
+    placement_service_lost_pct: float = Field(default=2.0, ge=0, le=100)
     #: How often what queues used is told to placement.
     history_tell_s: float = Field(default=10.0, ge=0.1, le=600)
     #: How often statuses of queues are written, from which the next leader begins.
@@ -55,6 +60,11 @@ class WatcherSettings(CommonSettings):
             if twice:
                 raise ValueError(f"DRYSTONE_TENANTS: the {what} {min(twice)} belongs to two tenants")
         return self
+
+    @property
+    def budget(self) -> Budget:
+        """A new one for each leader."""
+        return Budget(self.placement_service_evictions, self.placement_service_lost_pct / 100)
 
     @property
     def job_topics(self) -> tuple[str, ...]:

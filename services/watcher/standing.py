@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from libs.domain.jobs import Phase
-from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, Served, Spending, ancestors
+from libs.domain.queues import Eviction, Left, Queue, QueueHistory, Quota, Served, Spending, ancestors
 from libs.domain.resources import WHOLE
 from libs.kube import trainingjobs
 from libs.kube.grouping import Known, resolve_queue
@@ -37,6 +37,12 @@ class _Served(msgspec.Struct, rename="camel"):
     at: int = 0
 
 
+class _Left(msgspec.Struct, rename="camel"):
+    at: float = 0.0
+    evictions: float = 0.0
+    gpu_milli_seconds: int = 0
+
+
 class _History(msgspec.Struct, rename="camel"):
     at: float = 0.0
     half_life_seconds: int = 0
@@ -45,6 +51,7 @@ class _History(msgspec.Struct, rename="camel"):
     cpu_milli_seconds: int = 0
     memory_mib_seconds: int = 0
     spending: _Spending = msgspec.field(default_factory=_Spending)
+    left: _Left | None = None
 
 
 class _Evicted(msgspec.Struct):
@@ -93,6 +100,9 @@ def kept(raw: bytes) -> tuple[str, Kept]:
             return meta.name, found
         past = status.history
         if past is not None:
+            left = past.left
+            if left is not None and left.at < past.at - 1:
+                left = None  # of another release, which left it where it stood
             found.history = QueueHistory(
                 path=meta.name,
                 at=max(past.at, 0.0),
@@ -111,6 +121,7 @@ def kept(raw: bytes) -> tuple[str, Kept]:
                     max(past.spending.worked_gpu_milli_seconds, 0),
                 ),
                 models={model: used for model, used in past.gpu_milli_seconds_by_model.items() if used > 0},
+                left=Left(max(left.at, 0.0), left.evictions, left.gpu_milli_seconds) if left is not None else None,
             )
         for condition in status.conditions:
             if condition.type == CONSISTENT:
@@ -202,6 +213,7 @@ def _one(
                 "halfLifeSeconds": past.spending.half_life_s,
                 "workedGpuMilliSeconds": past.spending.worked_milli_s,
             },
+            **_left(past.left),
         },
         "evictions": [_evicted(key, times, past.reasons.get(key, ())) for key, times in past.evictions.items()],
         "served": [
@@ -209,6 +221,12 @@ def _one(
             for key, had in past.served.items()
         ],
     }
+
+
+def _left(left: Left | None) -> dict[str, Any]:
+    if left is None:
+        return {}
+    return {"left": {"at": left.at, "evictions": left.evictions, "gpuMilliSeconds": left.gpu_milli_s}}
 
 
 def _evicted(workload: str, times: Sequence[int], reasons: Sequence[Eviction]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ import msgspec
 
 from libs.contracts.events import HistoryFact
 from libs.domain.queues import Eviction, Queue, QueueHistory, Quota, Served, ancestors, half_lives
-from libs.domain.resources import Charge
+from libs.domain.resources import WHOLE, Charge
 from libs.domain.saving import unsaved
+from libs.engine.fair.budget import Budget
 from services.watcher.account import Account
 
 #: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
@@ -46,13 +47,18 @@ class _Held:
 
 
 class Tally:
-    """`now` gives seconds since the epoch. `half_life_s`: of queues that say none, and of what evictions cost."""
+    """`now` gives seconds since the epoch. `half_life_s`: of queues that say none, and of what evictions cost. `budget`
+    is what evictions for little service, and for the overdue, may cost; it is kept here."""
 
-    def __init__(self, now: Callable[[], float], half_life_s: int, term: int = 0) -> None:
+    def __init__(self, now: Callable[[], float], half_life_s: int, term: int = 0, budget: Budget | None = None) -> None:
         self._now = now
         self.half_life_s = half_life_s
         self._half_life_of: Callable[[str], int] = lambda _: half_life_s
         self._term = term
+        self._budget = budget or Budget()
+        #: Milli GPUs that are held now, and until when their work is in the budget.
+        self._milli = 0
+        self._worked_until = 0.0
         self._held: dict[str, _Held] = {}
         #: What is held now by path, in the order of an account; absent: nothing.
         self._rates: dict[str, list[int]] = {}
@@ -95,7 +101,11 @@ class Tally:
                 self._reasons.setdefault(path, {})[workload] = list(reasons[-MOST_REASONS:])
             if history.served:
                 self._served[path] = dict(history.served)
+        self._budget.recall(kept.values(), now)
+        counted, self._worked_until = self._budget.at, now
         for held in self._held.values():
+            worked = now - max(held.started, counted) if held.started > 0 else 0.0
+            self._budget.worked(held.amounts[0] / WHOLE * max(0.0, worked), now)
             for path in ancestors(held.path):
                 since = kept[path].at if path in kept else 0.0
                 begun = max(held.started, since) if held.started > 0 else now
@@ -158,6 +168,7 @@ class Tally:
         while len(self._came) > _COUNTED:
             del self._came[next(iter(self._came))]
         self._account(path).jobs += 1.0
+        self._budget.came(self._work())
         self._moved.add(path)
 
     def evicted(
@@ -209,8 +220,10 @@ class Tally:
         run_s = had.run_s if together else had.run_s + round(run)
         served[workload] = Served(had.gpu_milli_s + round(milli * run), run_s, max(had.at, int(at)))
         self._went[workload] = job
+        lost = milli * unsaved(at, started, saved, checkpoint_s)
         account.evictions += not together
-        account.lost += milli * unsaved(at, started, saved, checkpoint_s)
+        account.lost += lost
+        self._budget.evicted(lost / WHOLE, self._work(), not together)
 
     def renamed(self, old: str, new: str) -> None:
         """A queue moved within the tree: what it used is its own and goes along."""
@@ -270,6 +283,7 @@ class Tally:
             served=dict(sorted(self._served.get(path, {}).items())),
             spending=account.spending(),
             models={model: milli for model, used in sorted(account.models.items()) if (milli := round(used)) > 0},
+            left=self._budget.told(self._work()),
         )
 
     def _counted_last(self, path: str) -> tuple[str, ...]:
@@ -294,7 +308,18 @@ class Tally:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
+    def _work(self) -> float:
+        """What was worked until now is in the budget; now."""
+        now = self._now()
+        if now > self._worked_until:
+            if self.begun:
+                self._budget.worked(self._milli / WHOLE * (now - self._worked_until), now)
+            self._worked_until = now
+        return now
+
     def _shift(self, held: _Held, sign: int) -> None:
+        self._work()
+        self._milli += sign * held.amounts[0]
         for path in ancestors(held.path):
             if self.begun:
                 self._account(path)

@@ -16,9 +16,8 @@ from libs.domain.queues import Served
 from libs.domain.resources import WHOLE
 from libs.domain.saving import unsaved
 from libs.engine.api import RunningTask
-from libs.engine.fair import decay
 from libs.engine.fair.ask import Place, place, place_of
-from libs.engine.fair.budget import HALF_LIFE_S
+from libs.engine.fair.budget import Budget
 from libs.engine.fair.little import LittleService
 from libs.engine.fair.overdue import Overdue
 from libs.engine.fair.together import Together
@@ -161,17 +160,9 @@ class ServiceBook:
         rules = self.rules
         if rules is None:
             return 0
-        evictions = lost = 0.0
-        for history in self._queues.histories.values():
-            passed = max(0.0, now - history.at)
-            spent = history.spending
-            evictions += (rules.evictions_per_job * spent.jobs - spent.evictions) * decay.left(passed, HALF_LIFE_S)
-            half_life_s = spent.half_life_s or history.half_life_s
-            if half_life_s > 0:
-                used = spent.worked_milli_s if spent.half_life_s else history.gpu_milli_s
-                worked = 0.0 if "/" in history.path else rules.lost * used
-                lost += (worked - spent.lost_milli_s) * decay.left(passed, half_life_s)
-        return max(0, int(evictions - self._running.untold())) if lost >= 0.0 else 0
+        budget = Budget(rules.evictions_per_job, rules.lost)
+        budget.recall(self._queues.histories.values(), now)
+        return budget.left(now, self._running.untold())
 
     def level_of(self, task: RunningTask, now: float) -> int:
         had = self._had(task.queue, workload(task), now)

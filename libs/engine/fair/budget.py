@@ -8,9 +8,11 @@ because evictions for other reasons count as well and are not bounded here, does
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from libs.domain.queues import Left, QueueHistory
 from libs.engine.fair import decay
 
 HALF_LIFE_S: Final = 7 * 86_400.0
@@ -28,10 +30,11 @@ class Budget:
     seconds: float = 0.0
     at: float = 0.0
 
-    def left(self, now: float) -> int:
-        """How many may be evicted at once."""
+    def left(self, now: float, begun: int = 0) -> int:
+        """How many may be evicted at once, beside those that were begun and are not counted yet."""
         self._advance(now)
-        return int(self.evictions) if self.evictions >= 1.0 and self.seconds >= 0.0 else 0
+        evictions = self.evictions - begun
+        return int(evictions) if evictions >= 1.0 and self.seconds >= 0.0 else 0
 
     def open(self, now: float) -> bool:
         """Whether one more may be evicted."""
@@ -45,11 +48,35 @@ class Budget:
         self._advance(now)
         self.seconds += self.lost * gpu_seconds
 
-    def evicted(self, lost: float, now: float) -> None:
-        """`lost`: GPU seconds."""
+    def evicted(self, lost: float, now: float, evictions: int = 1) -> None:
+        """`lost`: GPU seconds. `evictions` 0: more pods of what was counted."""
         self._advance(now)
-        self.evictions -= 1.0
+        self.evictions -= evictions
         self.seconds -= lost
+
+    def told(self, now: float) -> Left:
+        """As records keep it."""
+        self._advance(now)
+        return Left(round(self.at, 3), round(self.evictions, 6), round(self.seconds * 1000))
+
+    def recall(self, histories: Iterable[QueueHistory], now: float) -> None:
+        """What was left by the records of all queues: as the youngest of them says, of those as young the least. Where
+        none says it, they are of the release before, in which each faded by itself, what was owed as well."""
+        known = list(histories)
+        said = [history.left for history in known if history.left is not None]
+        if said:
+            last = max(said, key=lambda one: (one.at, -one.evictions))
+            self.at, self.evictions, self.seconds = last.at, last.evictions, last.gpu_milli_s / 1000
+            return
+        self.at, self.evictions, self.seconds = now, 0.0, 0.0
+        for history in known:
+            passed, spent = max(0.0, now - history.at), history.spending
+            self.evictions += (self.per_job * spent.jobs - spent.evictions) * decay.left(passed, HALF_LIFE_S)
+            half_life_s = spent.half_life_s or history.half_life_s
+            if half_life_s > 0:
+                used = spent.worked_milli_s if spent.half_life_s else history.gpu_milli_s
+                worked = 0.0 if "/" in history.path else self.lost * used
+                self.seconds += (worked - spent.lost_milli_s) * decay.left(passed, half_life_s) / 1000
 
     def _advance(self, now: float) -> None:
         if now > self.at:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.domain.queues import QueueHistory, Served, Spending
+from libs.domain.resources import WHOLE
 from libs.engine.fair.budget import HALF_LIFE_S as BUDGET_HALF_LIFE_S
+from libs.engine.fair.budget import Budget
 from libs.engine.fair.decay import left, span
 
 #: Default of the services' setting.
@@ -32,6 +34,15 @@ class Account:
     evicted: float = 0.0
     lost: float = 0.0
     told: float = 0.0
+    #: Of all accounts together.
+    budget: Budget | None = None
+
+    def came(self, now: float) -> None:
+        """A job."""
+        self.shift(0, now)
+        self.jobs += 1
+        if self.budget is not None:
+            self.budget.came(now)
 
     def shift(self, milli: int, now: float) -> None:
         """So many milli GPUs more run from now on."""
@@ -40,6 +51,8 @@ class Account:
         self.jobs *= slowly
         self.evicted *= slowly
         self.lost *= left(passed, HALF_LIFE_S)
+        if self.budget is not None:
+            self.budget.worked(self.milli / WHOLE * passed, now)
         self.used = self.used * left(passed, HALF_LIFE_S) + self.milli * span(passed, HALF_LIFE_S)
         self.at = now
         self.milli += milli
@@ -51,6 +64,8 @@ class Account:
         self.recent += uids
         self.evicted += 1
         self.lost += lost_s * milli
+        if self.budget is not None:
+            self.budget.evicted(lost_s * milli / WHOLE, now)
         had = self.served.get(job, Served(0, 0, 0))
         self.served[job] = Served(round(had.gpu_milli_s + milli * run_s), round(had.run_s + run_s), int(now))
 
@@ -65,5 +80,5 @@ class Account:
         spending = Spending(self.jobs, self.evicted, round(self.lost))
         return QueueHistory(
             path, now, HALF_LIFE_S, round(self.used), evictions=evictions, recent=recent, served=dict(self.served),
-            spending=spending,
+            spending=spending, left=self.budget.told(now) if self.budget is not None else None,
         )  # fmt: skip

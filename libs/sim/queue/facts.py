@@ -21,6 +21,8 @@ from libs.domain.resources import Charge, GpuRequest, Request
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.api import EngineConfig, PendingJob, Placement, RunningTask
 from libs.engine.core import PlacementEngine
+from libs.engine.fair.budget import Budget
+from libs.engine.fair.little import LittleService
 from libs.engine.order.base import NEVER, Item, Order, Rank
 from libs.engine.order.services import Services
 from libs.sim.queue.accounts import Account
@@ -84,6 +86,8 @@ class EngineLoop(QueueLoop):
         self._held: list[dict[str, Charge]] = [{} for _ in self._names]
         self._revisions = [0] * cluster.size
         self._pods: dict[int, list[tuple[RunningTask, int]]] = {}  # with the node number
+        rules = self._little or LittleService()
+        self._budget = Budget(rules.evictions_per_job, rules.lost)
         self._accounts: dict[str, Account] = {}
         self._kept: dict[str, Kept] = {}  # by tenant
         self._kept_milli: dict[str, dict[int, int]] = {}  # by tenant, what of it is free, by node
@@ -109,9 +113,8 @@ class EngineLoop(QueueLoop):
 
     def _arrive(self, key: int) -> Lane:
         job = self.jobs[key]
-        account = self._accounts.setdefault(job.tenant, Account(EPOCH))
-        account.shift(0, self._clock)
-        account.jobs += 1
+        account = self._accounts.setdefault(job.tenant, Account(EPOCH, budget=self._budget))
+        account.came(self._clock)
         self._waiting_milli += job.milli
         return super()._arrive(key)
 
@@ -253,7 +256,7 @@ class EngineLoop(QueueLoop):
         self._engine.use_seen(NodeUse(self._names[at], self._revisions[at], pods=pods, gpus=used, earmarked=earmarked))
 
     def _use(self, tenant: str, milli: int) -> None:
-        account = self._accounts.setdefault(tenant, Account(EPOCH))
+        account = self._accounts.setdefault(tenant, Account(EPOCH, budget=self._budget))
         account.shift(milli, self._clock)
         account.revision += 1
         used = account.milli + sum(self._kept_milli.get(tenant, {}).values())
