@@ -14,6 +14,8 @@ from libs.engine.devices import NodeState
 
 #: Sets of units that are tried on one node, beyond the obvious ones.
 TRIED: Final = 300
+#: Of sets that turn out to move another number of tasks, so many are looked at for each that may be tried.
+LOOKED: Final = 16
 
 
 class Cost(NamedTuple):
@@ -71,11 +73,17 @@ def choose(state: NodeState, ask: Ask, movers: Movers) -> Choice | None:
 
 
 def sets(state: NodeState, ask: Ask, units: Sequence[Unit], moves: int, tried: int) -> Iterator[tuple[Unit, ...]]:
-    """Sets of units that move exactly so many tasks, suffice, and of which none can stay; at most `tried` are tried."""
+    """Sets of units that move exactly so many tasks, suffice, and of which none can stay; at most `tried` are tried,
+    and not many more are looked at."""
+    sizes = sorted(map(len, units), reverse=True)
+    looked = LOOKED * tried
     for count in range(1, moves + 1):
+        if sum(sizes[:count]) < moves:
+            continue  # of single tasks so many are too few
         for some in combinations(units, count):
-            if tried <= 0:
+            if tried <= 0 or looked <= 0:
                 return
+            looked -= 1
             if len(pods_of(some)) != moves:
                 continue
             tried -= 1

@@ -7,6 +7,7 @@ from libs.domain.jobs import Wishes
 from libs.domain.queues import Queue, QueueHistory
 from libs.domain.topology import Near, Topology
 from libs.engine.api import Decision, EngineConfig, PendingJob
+from libs.engine.consolidate import choice
 from libs.engine.consolidate.credit import MOST, PER_S, Credit
 from libs.engine.consolidate.keeping import KEPT_S
 from libs.engine.core import PlacementEngine
@@ -261,3 +262,18 @@ def test_what_is_kept_for_a_task_that_does_not_come_again_is_free_in_the_end():
     engine.settle()
     engine.decide([], NOW + KEPT_S + 1)
     assert engine.free_room() == room
+
+
+def test_many_shares_on_a_node_are_looked_at_a_bounded_number_of_times(monkeypatch):
+    """A plan for 16 of 32 shares looked at every set of fewer, some 600 million, while the service stood still."""
+    looked, pods_of = [], choice.pods_of
+    monkeypatch.setattr(choice, "pods_of", lambda units: looked.append(1) or pods_of(units))
+    facts = cluster().node("n1", gpus=8)
+    facts.running("small", share=250, count=32)
+    units = [(task,) for task in facts.pods]
+    engine = facts.into(PlacementEngine(EngineConfig()))
+    state = engine._session.snapshot.states[0]
+    ask = engine._session.feasible(pod("whole", gpus=8).tasks[0]).ask
+    assert next(choice.sets(state, ask, units, 16, choice.TRIED), None) is None
+    assert len(looked) <= 2 * choice.TRIED
+    assert len(next(choice.sets(state, ask, [*units[:30], (units[30][0], units[31][0])], 32, choice.TRIED))) == 31
