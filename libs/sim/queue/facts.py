@@ -22,7 +22,6 @@ from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.api import EngineConfig, PendingJob, Placement, RunningTask
 from libs.engine.core import PlacementEngine
 from libs.engine.fair.budget import Budget
-from libs.engine.fair.little import LittleService
 from libs.engine.order.base import NEVER, Item, Order, Rank
 from libs.engine.order.services import Services
 from libs.sim.queue.accounts import Account
@@ -86,9 +85,12 @@ class EngineLoop(QueueLoop):
         self._held: list[dict[str, Charge]] = [{} for _ in self._names]
         self._revisions = [0] * cluster.size
         self._pods: dict[int, list[tuple[RunningTask, int]]] = {}  # with the node number
-        rules = self._little or LittleService()
-        self._budget = Budget(rules.evictions_per_job, rules.lost)
         self._accounts: dict[str, Account] = {}
+        #: What is left to spend, by what is held since when.
+        little = self._little
+        self._budget = Budget(little.evictions_per_job, little.lost, at=EPOCH) if little is not None else None
+        self._holding = 0  # milli GPUs
+        self._worked = EPOCH
         self._kept: dict[str, Kept] = {}  # by tenant
         self._kept_milli: dict[str, dict[int, int]] = {}  # by tenant, what of it is free, by node
         self._turns_had: dict[int, int] = {}
@@ -113,8 +115,10 @@ class EngineLoop(QueueLoop):
 
     def _arrive(self, key: int) -> Lane:
         job = self.jobs[key]
-        account = self._accounts.setdefault(job.tenant, Account(EPOCH, budget=self._budget))
-        account.came(self._clock)
+        account = self._accounts.setdefault(job.tenant, Account(EPOCH))
+        account.shift(0, self._clock)
+        if self._budget is not None:
+            self._budget.came(self._clock)
         self._waiting_milli += job.milli
         return super()._arrive(key)
 
@@ -256,7 +260,9 @@ class EngineLoop(QueueLoop):
         self._engine.use_seen(NodeUse(self._names[at], self._revisions[at], pods=pods, gpus=used, earmarked=earmarked))
 
     def _use(self, tenant: str, milli: int) -> None:
-        account = self._accounts.setdefault(tenant, Account(EPOCH, budget=self._budget))
+        account = self._accounts.setdefault(tenant, Account(EPOCH))
+        self._work()
+        self._holding += milli
         account.shift(milli, self._clock)
         account.revision += 1
         used = account.milli + sum(self._kept_milli.get(tenant, {}).values())
@@ -269,16 +275,26 @@ class EngineLoop(QueueLoop):
             if account.told + TOLD_S <= self._clock:
                 self._tell_history(tenant, account)
 
+    def _work(self) -> None:
+        """What ran until now is worked."""
+        if self._budget is not None:
+            self._budget.worked(self._holding / WHOLE * (self._clock - self._worked), self._clock)
+            self._worked = self._clock
+
     def _tell_history(self, tenant: str, account: Account) -> None:
-        self._engine.queue_history_seen(account.history(tenant, self._clock))
+        left = None
+        if self._budget is not None:
+            self._work()
+            left = self._budget.told(self._clock)
+        self._engine.queue_history_seen(account.history(tenant, self._clock, left))
 
     def _record(self, run: Run) -> None:
         """What the watcher's leader writes down of an eviction."""
         item = run.item
         uids = [pod.uid for pod, _ in self._pods[item.key]]
-        self._accounts[item.tenant].evict(
-            self._head(item).key, uids, run.milli, self.now - item.since, self._loss(item)[0], self._clock
-        )
+        if self._budget is not None:
+            self._budget.evicted(self._loss(item)[0] * run.milli / WHOLE, self._clock)
+        self._accounts[item.tenant].evict(self._head(item).key, uids, run.milli, self.now - item.since, self._clock)
 
     def _release(self, tenant: str) -> None:
         kept = self._kept.pop(tenant, None)
