@@ -109,6 +109,8 @@ class TypicalMix:
         self._due = 1
         self._shapes: dict[Request, Shape] = {}
         self.seen = 0
+        #: Tasks that were decided, those that wait each time.
+        self.decided = 0
         self.version = 0
         self._fixed = False
         for request, count in fixed:
@@ -118,7 +120,8 @@ class TypicalMix:
             self._fixed = True
 
     def learn(self, job: PendingJob) -> None:
-        """Count the job's tasks, once."""
+        """The job was decided: count its tasks, once."""
+        self.decided += len(job.tasks)
         if self._fixed:
             return
         head = job.head

@@ -1,6 +1,6 @@
 """Look-up tables of usable GPU that follow the typical mix: made anew when the mix has a new version, when the idle GPU
-of the cluster has changed by an eighth, or when a model of GPU is new, and at no other time, so that all classes of
-tasks are scored by the same numbers.
+of the cluster has changed by an eighth (seen every few decisions, or at once where it has doubled), or when a model of
+GPU is new, and at no other time, so that all classes of tasks are scored by the same numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from libs.engine.snapshot import Snapshot
 
 #: The shares that stand in the tables, and those in their place that are scored by.
 Weigh = Callable[[Kinds, list[Share]], list[Share]]
-#: Tables are made anew when idle GPU has changed by this part of what it was, but not for every single task.
+#: Tables are made anew when idle GPU has changed by this part of what it was, but not for every single task: when so
+#: many were decided, those that waited included; at once where it has more than doubled, since who is decided
+#: first when much has come free would be placed by the prices of scarcity (of nothing at all, where nothing was idle). While
+#: nothing is idle there is nothing to price.
 IDLE_PARTS: Final = 8
 LEAST_TASKS: Final = 16
 
@@ -48,7 +51,8 @@ class Tables:
         made_for = (mix.version, snapshot.model_count, snapshot.width)
         if made_for != self._made_for or (
             self._follows
-            and mix.seen - self._made_at >= LEAST_TASKS
+            and snapshot.gpu_free > 0
+            and (mix.decided - self._made_at >= LEAST_TASKS or snapshot.gpu_free > 2 * self._idle)
             and IDLE_PARTS * abs(snapshot.gpu_free - self._idle) > self._idle
         ):
             shares = self._gather(mix.shares())
@@ -56,7 +60,7 @@ class Tables:
             self.usable = Usable(kinds, self._weigh(kinds, shares))
             # The vectors may have grown wider meanwhile.
             self._made_for = (mix.version, snapshot.model_count, snapshot.width)
-            self._made_at = mix.seen
+            self._made_at = mix.decided
             self._idle = snapshot.gpu_free
             self._epoch += 1
         return self._epoch

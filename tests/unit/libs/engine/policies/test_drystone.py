@@ -108,6 +108,39 @@ def test_what_was_learned_outlives_the_process() -> None:
     assert after.learned().seen == 61
 
 
+@pytest.mark.parametrize(("rare", "common"), [("a", "b"), ("b", "a")])
+def test_a_backlog_is_placed_by_what_is_scarce_when_room_came_free(rare: str, common: str) -> None:
+    """All was full when those who wait were decided for the first time; then a large job left."""
+    facts = cluster().node(rare, gpus=4, model="T4").node(common, gpus=4, model="A100")
+    engine = engine_of(facts, *NAMED)
+    mib = {name: facts.nodes[name].gpus[0].mib for name in (rare, common)}
+    for name in (rare, common):
+        engine.use_seen(NodeUse(name, 2, gpus=((1000, mib[name]),) * 4))
+    anywhere = [pod(f"any{i}", gpus=1, created=float(i)) for i in range(4)]
+    named = [pod(f"named{i}", gpus=1, models=["T4"], created=100.0 + i) for i in range(4)]
+    assert placed_on(engine, *anywhere, *named) == [""] * 8
+    engine.settle()
+    for name in (rare, common):
+        engine.use_seen(NodeUse(name, 3, gpus=((0, 0),) * 4))
+    assert placed_on(engine, *anywhere, *named) == [common] * 4 + [rare] * 4
+
+
+def test_prices_follow_those_who_wait_although_nobody_new_comes() -> None:
+    """Half as much again came free: the same ten jobs are decided again, and none is new."""
+    engine = engine_of(cluster().node("n", gpus=8, cpu=96_000), *NAMED)
+    ((policy, _),) = engine._session.policies
+    mib = 40_960
+    engine.use_seen(NodeUse("n", 2, gpus=((1000, mib),) * 6 + ((0, 0),) * 2))
+    waiting = [pod(f"large{i}", gpus=4, created=float(i)) for i in range(10)]
+    assert placed_on(engine, *waiting) == [""] * 10
+    before = policy.epoch()
+    engine.settle()
+    engine.use_seen(NodeUse("n", 3, gpus=((1000, mib),) * 5 + ((0, 0),) * 3))
+    assert policy.epoch() == before, "one change of room is no reason yet"
+    assert placed_on(engine, *waiting) == [""] * 10
+    assert policy.epoch() == before + 1
+
+
 def test_a_victim_that_has_left_in_the_ledger_already_gives_its_room_back_once() -> None:
     """One of a gang has left its node: the ledger knows, the facts about pods do not yet. Evicting the gang makes that
     node look free twice over for a moment."""
