@@ -30,7 +30,7 @@ def node_fact(row: NodeRow, position: int) -> Node:
 
 
 def pending(row: TaskRow, position: int) -> PendingJob:
-    """A job of one task that arrives as the `position`-th. Each is its own owner: lists do not say whose tasks are."""
+    """A job of one task that arrives as the `position`-th. All have one owner: lists do not say whose tasks are."""
     name = f"{position:08d}"
     head = JobHead(key=name, tenant="", namespace="", created=float(position))
     return PendingJob(head, (Task(id=name, name=row.name, namespace="", request=row.request),))

@@ -45,14 +45,17 @@ def test_lists_are_found_by_name_and_published_figures_by_list_and_policy(tmp_pa
     assert {cell.policy for cell in cells(["default"])} == {"drystone", *BASELINES}
 
 
-def test_figures_of_other_sources_are_known_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["engine/policies/fgd.py", "engine/scores.py", "engine/looks.py", "sim/world.py"])
+def test_figures_of_other_sources_are_known_as_such(
+    source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     now = digest()
     assert now == digest()
     copy = tmp_path / "libs"
     shutil.copytree(Path(table.__file__).parent.parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(table, "__file__", str(copy / "sim" / "table.py"))
     assert digest() == now
-    (copy / "engine" / "policies" / "fgd.py").write_text("")
+    (copy / source).write_text("")
     assert digest() != now
 
 
@@ -86,7 +89,11 @@ def test_the_command_names_what_is_wrong_and_leaves_nothing_behind(tmp_path: Pat
 
 
 def test_runs_side_by_side_give_what_runs_one_after_the_other_give(tmp_path: Path) -> None:
-    (tmp_path / "nodes.csv").write_text(NODES)
+    """Each in a process of its own, whose texts hash in another way; on several nodes, some of them alike."""
+    others = "".join(f"n{i},{cpu},393216,8,{model}\n" for i, (cpu, model) in enumerate(
+        [(96000, "G2"), (64000, "T4"), (64000, "T4"), (128000, "G3")], 2
+    ))  # fmt: skip
+    (tmp_path / "nodes.csv").write_text(NODES + others)
     (tmp_path / "tasks.csv").write_text(TASKS)
     study = Study(tmp_path / "nodes.csv", tmp_path / "tasks.csv", ("drystone", "random"), (1, 2))
     done: list[int] = []
