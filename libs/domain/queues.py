@@ -105,7 +105,9 @@ class Left(msgspec.Struct, frozen=True, omit_defaults=True):
 class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a queue, with everything below it, used over time: resource seconds, of which a half is forgotten every
     `half_life_s`, as of `at` (seconds since the epoch). `evictions` has the times (seconds since the epoch) at which
-    pods of a workload were evicted within the window, by the workload's key; `recent` are the uids of those that were
+    pods of a workload were evicted within the window, by the workload's key: of a gang when each occasion began
+    (`libs.domain.occasions`), of others one for each pod, or for as many as `pods` says. A workload that is not in
+    `pods` has one time for each pod, of a gang too (the release before). `recent` are the uids of those that were
     counted last, so that who decided an eviction sees it in here and counts it no longer himself. `reasons` tells for
     whom, by workload as well: the last few, in order of time. `served` is what workloads had before they were evicted,
     by workload too; one that is not in it counts as new. `spending` is of the queue itself, not of those below it.
@@ -125,6 +127,7 @@ class QueueHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     spending: Spending = Spending()
     models: dict[str, int] = {}
     left: Left | None = None
+    pods: dict[str, tuple[int, ...]] = {}
 
 
 def half_lives(queues: Mapping[str, Queue], default_s: int) -> Callable[[str], int]:

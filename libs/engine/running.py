@@ -6,12 +6,13 @@ that is under way or just over counts against its workload until the history of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from libs.domain.occasions import chained, joins
 from libs.domain.queues import QueueHistory, Served, ancestors
 from libs.engine.api import RunningTask
 
@@ -19,8 +20,6 @@ from libs.engine.api import RunningTask
 HISTORY_LAGS_S: Final = 10.0
 #: Pods that a history named and that are remembered.
 _TOLD: Final = 20_000
-#: Pods of a gang that go within this long of one another went together.
-_TOGETHER_S: Final = 60.0
 
 #: A pod that was unmarked and is seen running this long after was not evicted.
 _DOUBTED_S: Final = 10.0
@@ -45,6 +44,10 @@ class _Going:
     #: What it had by then: milli GPU seconds, seconds.
     gpu_milli_s: float = 0.0
     run_s: float = 0.0
+    #: When it had started (0: unknown), its queue, and whether it went as one of a gang.
+    started: float = 0.0
+    queue: str = ""
+    gang: bool = False
 
 
 class RunningBook:
@@ -261,11 +264,20 @@ class RunningBook:
 
     def evictions(self, task: RunningTask, history: QueueHistory | None, window_s: int) -> list[float]:
         """When pods of the task's workload were evicted within the window, oldest first, those on their way included.
-        Pods of a gang that went together count once."""
+        Of a gang those count that began an occasion (`libs.domain.occasions`)."""
         key = workload(task)
-        times: list[float] = []
-        if history is not None:
-            times += history.evictions.get(key, ())
+        gang = task.gang_min > 1
+        times = _recorded(key, history, gang)
+        news = self._news(key, history)
+        if gang:
+            _open(times, news)
+        else:
+            times += [at for at, _ in news]
+        return sorted(at for at in times if self.clock - at < window_s)
+
+    def _news(self, key: str, history: QueueHistory | None) -> list[tuple[float, float]]:
+        """Of pods of the workload that go, or went, without the history having it: when, and when they had started."""
+        found: list[tuple[float, float]] = []
         known = self._evicted.get(key)
         if known:
             told = history.at - HISTORY_LAGS_S if history is not None else 0.0
@@ -273,21 +285,30 @@ class RunningBook:
                 if uid in self._told or self._is_old(uid, going, told):
                     del known[uid]
                 else:
-                    times.append(going.at)
+                    found.append((going.at, going.started))
         if self.marked:
-            times += [
-                self.clock
+            found += [
+                (self.clock, self.by_uid[uid].started)
                 for uid in self.by_workload.get(key, ())
                 if uid in self.marked and uid not in self._told and uid not in (known or ())
             ]
-        times = sorted(at for at in times if self.clock - at < window_s)
-        return times if task.gang_min <= 1 else _together(times)
+        return found
 
-    def untold(self) -> int:
-        """Workloads of which pods were evicted, or are to be, without the histories having it."""
-        found = {workload(task) for uid in self.marked if uid not in self._told and (task := self.by_uid.get(uid))}
-        found.update(key for key, known in self._evicted.items() if any(uid not in self._told for uid in known))
-        return len(found)
+    def untold(self, histories: Mapping[str, QueueHistory]) -> int:
+        """Evictions, those to come included, that the histories do not have: of gangs occasions, of others pods."""
+        queues: dict[str, tuple[str, bool]] = {}
+        for uid in self.marked:
+            if (task := self.by_uid.get(uid)) is not None:
+                queues[workload(task)] = task.queue, task.gang_min > 1
+        for key, known in self._evicted.items():
+            for going in known.values():
+                queues[key] = going.queue, going.gang
+        count = 0
+        for key, (queue, gang) in queues.items():
+            history = histories.get(queue)
+            news = self._news(key, history)
+            count += _open(_recorded(key, history, gang), news) if gang else len(news)
+        return count
 
     def served(self, key: str, history: QueueHistory | None, now: float) -> Served | None:
         """What a workload has had until `now`, in attempts that were ended by evictions and in what runs; None where
@@ -340,7 +361,10 @@ class RunningBook:
 
 def _going(task: RunningTask, now: float) -> _Going:
     run_s = max(0.0, now - task.started) if task.started > 0 and now else 0.0
-    return _Going(now, gpu_milli_s=task.charge.gpu_milli * run_s, run_s=run_s)
+    return _Going(
+        now, gpu_milli_s=task.charge.gpu_milli * run_s, run_s=run_s, started=task.started, queue=task.queue,
+        gang=task.gang_min > 1,
+    )  # fmt: skip
 
 
 def _place(task: RunningTask) -> tuple[str, str, str, str]:
@@ -352,11 +376,21 @@ def workload(task: RunningTask) -> str:
     return task.workload or task.job or task.uid
 
 
-def _together(times: Iterable[float]) -> list[float]:
-    events: list[float] = []
-    last = float("-inf")
-    for at in times:
-        if at - last > _TOGETHER_S:
-            events.append(at)
-        last = at
-    return events
+def _recorded(key: str, history: QueueHistory | None, gang: bool) -> list[float]:
+    """When evictions of the workload were, by its queue's history: of a gang occasions, of others pods."""
+    times = history.evictions.get(key, ()) if history is not None else ()
+    pods = history.pods.get(key, ()) if history is not None else ()
+    if gang:
+        return [*times] if len(pods) == len(times) else chained(times)
+    if len(pods) == len(times):
+        return [float(at) for at, count in zip(times, pods, strict=True) for _ in range(count)]
+    return [*times]
+
+
+def _open(begun: list[float], news: Iterable[tuple[float, float]]) -> int:
+    """Add the occasions that these pods (when each went, when it had started) open; how many."""
+    before = len(begun)
+    for at, started in sorted(set(news)):
+        if not any(joins(at, started, one) for one in begun):
+            begun.append(at)
+    return len(begun) - before

@@ -224,7 +224,15 @@ class Pods:
         reason = Eviction(head.key, beneficiary, rule, int(view.deleted)) if beneficiary else None
         saved = max(saved_at(view.annotations), self._saved.get(head.key, 0.0))
         counted = self._tally.evicted(
-            uid, head.queue, head.workload, view.deleted, reason, head.key, head.checkpoint_s, saved
+            uid,
+            head.queue,
+            head.workload,
+            view.deleted,
+            reason,
+            head.checkpoint_s,
+            saved,
+            head.gang_min > 1,
+            view.created,
         )
         if counted and reason is not None:
             self._changes().evicted(head, reason, f"{view.namespace}/{view.name}")

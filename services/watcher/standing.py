@@ -3,7 +3,7 @@ from. Pure: the time is handed in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -57,6 +57,7 @@ class _History(msgspec.Struct, rename="camel"):
 class _Evicted(msgspec.Struct):
     workload: str
     times: tuple[int, ...] = ()
+    pods: tuple[int, ...] = ()
     reasons: tuple[Eviction, ...] = ()
 
 
@@ -111,6 +112,7 @@ def kept(raw: bytes) -> tuple[str, Kept]:
                 cpu_milli_s=max(past.cpu_milli_seconds, 0),
                 mem_mib_s=max(past.memory_mib_seconds, 0),
                 evictions={one.workload: one.times for one in status.evictions if one.times},
+                pods={one.workload: one.pods for one in status.evictions if len(one.pods) == len(one.times) > 0},
                 reasons={one.workload: one.reasons for one in status.evictions if one.reasons},
                 served={o.workload: Served(o.gpu_milli_seconds, o.run_seconds, o.at) for o in status.served},
                 spending=Spending(
@@ -215,7 +217,7 @@ def _one(
             },
             **_left(past.left),
         },
-        "evictions": [_evicted(key, times, past.reasons.get(key, ())) for key, times in past.evictions.items()],
+        "evictions": [_evicted(key, past) for key in past.evictions],
         "served": [
             {"workload": key, "gpuMilliSeconds": had.gpu_milli_s, "runSeconds": had.run_s, "at": had.at}
             for key, had in past.served.items()
@@ -229,9 +231,11 @@ def _left(left: Left | None) -> dict[str, Any]:
     return {"left": {"at": left.at, "evictions": left.evictions, "gpuMilliSeconds": left.gpu_milli_s}}
 
 
-def _evicted(workload: str, times: Sequence[int], reasons: Sequence[Eviction]) -> dict[str, Any]:
-    said: dict[str, Any] = {"workload": workload, "times": list(times)}
-    if reasons:
+def _evicted(workload: str, past: QueueHistory) -> dict[str, Any]:
+    said: dict[str, Any] = {"workload": workload, "times": list(past.evictions[workload])}
+    if pods := past.pods.get(workload):
+        said["pods"] = list(pods)
+    if reasons := past.reasons.get(workload):
         said["reasons"] = [{**msgspec.to_builtins(one), "pods": one.pods} for one in reasons]
     return said
 

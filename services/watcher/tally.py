@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,10 +21,10 @@ from libs.domain.resources import WHOLE, Charge
 from libs.domain.saving import unsaved
 from libs.engine.fair.budget import Budget
 from services.watcher.account import Account
+from services.watcher.occasions import Evicted
 
-#: Workloads of one queue whose evictions are remembered, the most recent; and evictions of one workload.
+#: Workloads of one queue whose evictions are remembered, the most recent.
 MOST_WORKLOADS: Final = 256
-MOST_TIMES: Final = 64
 #: For whom a workload was evicted is remembered of its last so many evictions; pods that went for the same within so
 #: many seconds are one.
 MOST_REASONS: Final = 4
@@ -64,7 +65,7 @@ class Tally:
         self._rates: dict[str, list[int]] = {}
         self._models: dict[str, dict[str, int]] = {}
         self._accounts: dict[str, Account] = {}
-        self._evictions: dict[str, dict[str, list[int]]] = {}
+        self._evictions: dict[str, dict[str, Evicted]] = {}
         self._reasons: dict[str, dict[str, list[Eviction]]] = {}
         self._counted: dict[str, None] = {}
         #: (when counted, uid), by path.
@@ -72,10 +73,9 @@ class Tally:
         self._moved: set[str] = set()
         self._kept_at = float("-inf")
         #: Evicted pods that the first lists showed: whether they are news is known when it is known what was kept.
-        self._early: list[tuple[str, str, str, float, Eviction | None, str, int, float]] = []
-        #: What workloads had before they were evicted, by path; and the job of the pod that went last.
+        self._early: list[Callable[[], bool]] = []
+        #: What workloads had before they were evicted, by path.
         self._served: dict[str, dict[str, Served]] = {}
-        self._went: dict[str, str] = {}
         #: Jobs that were counted as they came, and those that the first lists showed: (path, job, workload, created).
         self._came: dict[str, None] = {}
         self._came_early: list[tuple[str, str, str, float]] = []
@@ -96,7 +96,8 @@ class Tally:
             account.advance((0, 0, 0), {}, now)
             self._kept_at = max(self._kept_at, history.at)
             for workload, times in history.evictions.items():
-                self._evictions.setdefault(path, {})[workload] = list(times)
+                evicted = Evicted.recalled(times, history.pods.get(workload, ()))
+                self._evictions.setdefault(path, {})[workload] = evicted
             for workload, reasons in history.reasons.items():
                 self._reasons.setdefault(path, {})[workload] = list(reasons[-MOST_REASONS:])
             if history.served:
@@ -114,7 +115,7 @@ class Tally:
         self._moved.update(self._accounts, self._evictions)
         self.begun = True
         for one in self._early:
-            self.evicted(*one)
+            one()
         self._early.clear()
         for came in self._came_early:
             if came[3] > self._kept_at:
@@ -178,28 +179,29 @@ class Tally:
         workload: str,
         at: float,
         reason: Eviction | None = None,
-        job: str = "",
         checkpoint_s: int = 0,
         saved: float = 0.0,
+        gang: bool = False,
+        created: float = 0.0,
     ) -> bool:
         """A pod was made to go for others; whether that is news. `at` is in whole seconds, as the API server has it.
-        `reason` None: nobody knows for whom. Pods of a job that go within a minute are one eviction of it."""
+        `reason` None: nobody knows for whom. Pods of a `gang` that go on one occasion are one eviction of it."""
         if not self.begun:
-            self._early.append((uid, path, workload, at, reason, job, checkpoint_s, saved))
+            again = (uid, path, workload, at, reason, checkpoint_s, saved, gang, created)
+            self._early.append(partial(self.evicted, *again))
             return False
         if uid in self._counted:
             return False
         self._counted[uid] = None
         while len(self._counted) > _COUNTED:
             del self._counted[next(iter(self._counted))]
-        known = self._evictions.get(path, {}).get(workload, ())
-        if at < self._kept_at - 2 or (at <= self._kept_at and int(at) in known):
+        held = self._held.get(uid)
+        started = held.started if held is not None and held.started > 0 else created
+        known = self._evictions.get(path, {}).get(workload)
+        if at < self._kept_at - 2 or (at <= self._kept_at and known is not None and known.has(at, started, gang)):
             return False  # the leader before counted it
-        times = self._evictions.setdefault(path, {}).setdefault(workload, [])
-        self._spend(uid, path, workload, at, job, checkpoint_s, saved)
-        times.append(int(at))
-        times.sort()
-        del times[:-MOST_TIMES]
+        known = self._evictions.setdefault(path, {}).setdefault(workload, Evicted([], []))
+        self._spend(uid, path, workload, at, known.add(at, started, gang), checkpoint_s, saved)
         if reason is not None:
             _remember(self._reasons.setdefault(path, {}).setdefault(workload, []), reason)
         self._recent.setdefault(path, deque(maxlen=_MOST_RECENT)).append((self._now(), uid))
@@ -207,23 +209,23 @@ class Tally:
         self.news += 1
         return True
 
-    def _spend(self, uid: str, path: str, workload: str, at: float, job: str, checkpoint_s: int, saved: float) -> None:
-        """What the pod had by then, and what of it is lost."""
+    def _spend(
+        self, uid: str, path: str, workload: str, at: float, first: bool, checkpoint_s: int, saved: float
+    ) -> None:
+        """What the pod had by then, and what of it is lost. `first`: of its occasion."""
         account, held = self._account(path), self._held.get(uid)
         started = held.started if held is not None and held.started > 0 else at
         run = max(0.0, at - started)
         milli = held.amounts[0] if held is not None else 0
         served = self._served.setdefault(path, {})
         had = served.get(workload, Served(0, 0, 0))
-        together = bool(job) and self._went.get(workload) == job and at - had.at <= _TOGETHER_S
         # Of a gang its pods had as long as each of them.
-        run_s = had.run_s if together else had.run_s + round(run)
+        run_s = had.run_s + round(run) * first
         served[workload] = Served(had.gpu_milli_s + round(milli * run), run_s, max(had.at, int(at)))
-        self._went[workload] = job
         lost = milli * unsaved(at, started, saved, checkpoint_s)
-        account.evictions += not together
+        account.evictions += first
         account.lost += lost
-        self._budget.evicted(lost / WHOLE, self._work(), not together)
+        self._budget.evicted(lost / WHOLE, self._work(), first)
 
     def renamed(self, old: str, new: str) -> None:
         """A queue moved within the tree: what it used is its own and goes along."""
@@ -234,9 +236,8 @@ class Tally:
             other = self._account(new)
             other.take_over(account)
         self._served.setdefault(new, {}).update(self._served.pop(old, {}))
-        for workload, times in self._evictions.pop(old, {}).items():
-            kept = self._evictions.setdefault(new, {}).setdefault(workload, [])
-            kept[:] = sorted([*kept, *times])[-MOST_TIMES:]
+        for workload, evicted in self._evictions.pop(old, {}).items():
+            self._evictions.setdefault(new, {}).setdefault(workload, Evicted([], [])).merge(evicted)
         for workload, reasons in self._reasons.pop(old, {}).items():
             known = self._reasons.setdefault(new, {}).setdefault(workload, [])
             known[:] = sorted([*known, *reasons], key=lambda one: one.at)[-MOST_REASONS:]
@@ -270,6 +271,7 @@ class Tally:
     def history(self, path: str) -> QueueHistory:
         account = self._account(path)
         gpu, cpu, mem = account.rounded()
+        evictions = sorted(self._evictions.get(path, {}).items())
         return QueueHistory(
             path=path,
             at=round(account.at, 3),
@@ -277,7 +279,8 @@ class Tally:
             gpu_milli_s=gpu,
             cpu_milli_s=cpu,
             mem_mib_s=mem,
-            evictions={workload: tuple(times) for workload, times in sorted(self._evictions.get(path, {}).items())},
+            evictions={workload: tuple(evicted.times) for workload, evicted in evictions},
+            pods={workload: tuple(evicted.pods) for workload, evicted in evictions if evicted.counted},
             recent=self._counted_last(path),
             reasons={workload: tuple(known) for workload, known in sorted(self._reasons.get(path, {}).items())},
             served=dict(sorted(self._served.get(path, {}).items())),
@@ -352,13 +355,13 @@ class Tally:
         known = self._evictions.get(path)
         if known is None:
             return forgotten
-        count = sum(map(len, known.values()))
-        for workload, times in list(known.items()):
-            times[:] = [at for at in times if at >= before]
-            if not times:
+        count, gone = len(known), 0
+        for workload, evicted in list(known.items()):
+            gone += evicted.forget(before)
+            if not evicted.times:
                 del known[workload]
         if len(known) > MOST_WORKLOADS:
-            for workload in sorted(known, key=lambda one: known[one][-1])[: len(known) - MOST_WORKLOADS]:
+            for workload in sorted(known, key=lambda one: known[one].times[-1])[: len(known) - MOST_WORKLOADS]:
                 del known[workload]
         reasons = self._reasons.get(path, {})
         for workload, said in list(reasons.items()):
@@ -367,7 +370,7 @@ class Tally:
                 del reasons[workload]
         if not reasons:
             self._reasons.pop(path, None)
-        changed = forgotten or count != sum(map(len, known.values()))
+        changed = forgotten or gone > 0 or count != len(known)
         if not known:
             del self._evictions[path]
         return changed
@@ -381,7 +384,6 @@ class Tally:
         gone = [n for n, one in enumerate(last) if n < len(last) - MOST_WORKLOADS or served[one].at < before]
         for n in gone:
             del served[last[n]]
-            self._went.pop(last[n], None)
         if not served:
             del self._served[path]
         return bool(gone)

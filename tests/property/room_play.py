@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from libs.domain.jobs import JobHead, Task
+from libs.domain.occasions import TOGETHER_S
 from libs.domain.queues import Queue, QueueHistory, ancestors
 from libs.domain.resources import WHOLE, Charge, GpuGrant, GpuRequest, Request
 from libs.domain.usage import NodeUse, QueueUse
 from libs.engine.api import Decision, EngineConfig, PendingJob, Placement, RunningTask
 from libs.engine.core import PlacementEngine
 from libs.testkit.builders import node
+from services.watcher.occasions import Evicted
 
 START = 1_800_000_000.0
 MIB = 81920
@@ -30,6 +32,8 @@ class Workload:
     least: int = 0
     priority: int = 0
     checkpoint_s: int = 0
+    #: How long a task of it runs; 0: for ever.
+    runs_s: float = 0.0
     made: int = 0
 
     @property
@@ -68,7 +72,9 @@ class Play:
     leaves_at: dict[str, float] = field(default_factory=dict)
     #: (when, workload, pods at once, rule) of every eviction.
     evictions: list[tuple[float, str, int, str]] = field(default_factory=list)
-    told: dict[str, list[int]] = field(default_factory=dict)
+    #: When occasions on which pods of a workload went began, reckoned here from when each had started.
+    occasions: dict[str, list[float]] = field(default_factory=dict)
+    told: dict[tuple[str, str], Evicted] = field(default_factory=dict)
     revision: int = 1
 
     def __post_init__(self) -> None:
@@ -114,6 +120,11 @@ class Play:
         self.now += seconds
         for uid in [uid for uid, at in self.leaves_at.items() if at <= self.now]:
             self._leave(uid)
+        for task in list(self.running.values()):
+            runs_s = self.workloads[task.job].runs_s
+            if runs_s and task.started + runs_s <= self.now and task.uid not in self.leaves_at:
+                del self.running[task.uid]
+                self.engine.pod_gone(task.uid)
         for key in [key for key, waits in self.awaited.items() if not waits.victims]:
             self._place(key, self.awaited.pop(key).placements)
         self._tell()
@@ -125,6 +136,8 @@ class Play:
             elif decision.placements:
                 self._place(key, decision.placements)
         self.engine.settle()
+        for uid in self.leaves_at:
+            self.engine.pod_seen(self.running[uid])  # as soon as its plan is in the ledger
         return dict(zip(keys, decisions, strict=True))
 
     def _pending(self, key: str) -> PendingJob:
@@ -141,14 +154,18 @@ class Play:
             self.leaves_at[uid] = self.now + self.grace_s
             self.running[uid] = msgspec.structs.replace(task, marked=True)
             hurt[task.workload] = hurt.get(task.workload, 0) + 1
+            begun = self.occasions.setdefault(task.workload, [])
+            if task.gang_min <= 1 or not begun or task.started > begun[-1] or self.now - begun[-1] > TOGETHER_S:
+                begun.append(self.now)
         for workload, pods in hurt.items():
             self.evictions.append((self.now, workload, pods, decision.rule))
 
     def _leave(self, uid: str) -> None:
         task = self.running.pop(uid)
-        del self.leaves_at[uid]
+        at = self.leaves_at.pop(uid) - self.grace_s
         self.engine.pod_gone(uid)
-        self.told.setdefault(task.queue + "|" + task.workload, []).append(int(self.now))
+        told = self.told.setdefault((task.queue, task.workload), Evicted([], []))
+        told.add(at, task.started, task.gang_min > 1)
         for waits in self.awaited.values():
             waits.victims.discard(uid)
         workload = self.workloads[task.job]
@@ -190,12 +207,11 @@ class Play:
         for path in {q.path for q in self.queues} | queue_uses.keys():
             self.engine.queue_use_seen(QueueUse(path, self.revision, *queue_uses.get(path, (0, 0, 0))))
         if self.history:
-            by_queue: dict[str, dict[str, tuple[int, ...]]] = {}
-            for name, times in self.told.items():
-                queue, _, workload = name.partition("|")
-                by_queue.setdefault(queue, {})[workload] = tuple(times)
-            for queue, evictions in by_queue.items():
-                self.engine.queue_history_seen(QueueHistory(queue, self.now, evictions=evictions))
+            for queue in {queue for queue, _ in self.told}:
+                known = {name: evicted for (path, name), evicted in self.told.items() if path == queue}
+                times = {name: tuple(evicted.times) for name, evicted in known.items()}
+                pods = {name: tuple(evicted.pods) for name, evicted in known.items() if evicted.counted}
+                self.engine.queue_history_seen(QueueHistory(queue, self.now, evictions=times, pods=pods))
 
     def _beyond(self, placement: Placement) -> Charge:
         """What of an earmark is not its victims' room."""

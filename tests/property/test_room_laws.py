@@ -3,8 +3,6 @@ is evicted in vain or too often, and who asks for a share has it soon and for go
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +52,16 @@ def plays(draw: st.DrawFn) -> Play:
     return play
 
 
+def seldom(play: Play, spec: Queue) -> None:
+    """No gang was evicted on more occasions than its queue allows, and of others no more pods than that for each."""
+    loose = {"Job/team/" + w.name: w.tasks for w in play.workloads.values() if w.head(0).gang_min <= 1}
+    for workload, every in play.occasions.items():
+        most = spec.evictions * loose.get(workload, 1)
+        for at in every:
+            within = sum(1 for one in every if at - spec.evictions_window_s < one <= at)
+            assert within <= most, (workload, every)
+
+
 def lowered(play: Play, decisions: dict[str, Decision]) -> None:
     """Whoever was reclaimed from holds what it deserves, but for one unit that does not fit into it beside the rest."""
     queues = {queue.path: queue for queue in play.queues}
@@ -85,15 +93,34 @@ def test_in_every_history_nobody_loses_its_share_nor_is_evicted_too_often_or_for
         for key in waiting - play.awaited.keys():
             assert any(task.job == key for task in play.running.values()), "whom others made room for runs"
     spec = play.queues[0]
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    sizes: dict[str, int] = {"Job/team/" + w.name: w.tasks for w in play.workloads.values()}
-    for at, workload, _, _ in play.evictions:
-        times[workload].append(at)
-    for workload, every in times.items():
-        most = spec.evictions if sizes[workload] == 1 else spec.evictions * sizes[workload]
-        for at in every:
-            within = sum(1 for one in every if at - spec.evictions_window_s < one <= at)
-            assert within <= most, (workload, every)
+    seldom(play, spec)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    size=st.sampled_from([2, 31, 32, 40]),
+    most=st.integers(1, 3),
+    window_s=st.sampled_from([200, 10_000]),
+    grace_s=st.sampled_from([0.0, 5.0]),
+    history=st.booleans(),
+    urgent=st.lists(
+        st.tuples(st.sampled_from([5.0, 20.0, 50.0, 150.0, 500.0]), st.sampled_from([3.0, 15.0])),
+        min_size=5,
+        max_size=9,
+    ),
+)
+def test_a_gang_of_any_size_that_starts_again_at_once_is_evicted_no_more_often_than_a_single_pod(
+    size: int, most: int, window_s: int, grace_s: float, history: bool, urgent: list[tuple[float, float]]
+) -> None:
+    spec = Queue("q", evictions=most, evictions_window_s=window_s)
+    play = Play({"n1": size}, [spec], grace_s=grace_s, history=history)
+    play.runs(Workload("gang", "q", tasks=size), START - 1000, [("n1", (index,)) for index in range(size)])
+    for n, (pause, runs_s) in enumerate(urgent):
+        play.submit(Workload(f"urgent{n}", "q", gpus=1 + n % 2, priority=5, runs_s=runs_s))
+        for wait in (1.0, 6.0, pause):
+            play.step(wait)
+    seldom(play, spec)
+    assert play.occasions, "the first of them is let in"
 
 
 @laws

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from libs.domain.occasions import MOST
 from libs.domain.queues import Queue, ancestors
 from libs.domain.verdicts import Verdict, Wake
 from libs.engine.api import RunningTask
@@ -86,7 +87,9 @@ class Protection:
             history = self._session.queues.histories.get(task.queue)
             times = running.evictions(task, history, policy.window_s)
             most = policy.evictions
-            if task.gang_min <= 1:
+            if task.gang_min > 1:
+                most = min(most, MOST)
+            else:
                 most *= max(1, len(running.by_workload.get(key, ())))
             left = most - len(times)
             # Time gives one back when the oldest that still counts leaves the window.

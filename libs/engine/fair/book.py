@@ -162,7 +162,7 @@ class ServiceBook:
             return 0
         budget = Budget(rules.evictions_per_job, rules.lost)
         budget.recall(self._queues.histories.values(), now)
-        return budget.left(now, self._running.untold())
+        return budget.left(now, self._running.untold(self._queues.histories))
 
     def level_of(self, task: RunningTask, now: float) -> int:
         had = self._had(task.queue, workload(task), now)

@@ -142,7 +142,7 @@ def test_what_evictions_may_cost_is_measured_by_the_clusters_half_life_whatever_
         tally.held("a", "q", ONE, time.now)
     time.now += HOUR
     for tally in (plain, short):
-        tally.evicted("a", "q", "w", time.now, None, "j", 1800)
+        tally.evicted("a", "q", "w", time.now, None, 1800)
     time.now += HOUR
     assert short.history("q").spending == plain.history("q").spending
     assert short.history("q").spending.half_life_s == DAY

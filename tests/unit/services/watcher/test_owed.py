@@ -47,7 +47,7 @@ def test_what_urgent_jobs_took_beyond_the_budget_is_still_owed_after_a_month() -
     tally = begun(time)
     tally.held("work", "q", BIG, time.now)
     for n in range(60):
-        tally.evicted(f"u{n}", "q", f"w{n}", time.now, job=f"w{n}")
+        tally.evicted(f"u{n}", "q", f"w{n}", time.now)
     time.now += 28 * DAY
     for n in range(100):
         tally.came("q", f"j{n}", f"j{n}", time.now)
@@ -65,7 +65,7 @@ def test_the_work_that_evictions_cost_beyond_the_budget_is_still_owed_after_a_mo
         tally.came("q", f"j{n}", f"j{n}", time.now)
     tally.held("dear", "q", BIG, time.now)
     time.now += 2 * DAY
-    tally.evicted("dear", "q", "w", time.now, job="w")  # 2,000 GPU days are lost, of which 40 were paid for
+    tally.evicted("dear", "q", "w", time.now)  # 2,000 GPU days are lost, of which 40 were paid for
     tally.left("dear")
     assert left(tally, time) == 0
     time.now += 28 * DAY
@@ -87,7 +87,7 @@ def test_what_is_left_over_is_no_licence_for_a_burst_and_one_queues_jobs_pay_for
     for n in range(2000, 2100):
         tally.came("a", f"j{n}", f"j{n}", time.now)
     for n in range(20):
-        tally.evicted(f"u{n}", "b", f"w{n}", time.now, job=f"w{n}")
+        tally.evicted(f"u{n}", "b", f"w{n}", time.now)
     assert left(tally, time, "a", "b") == left(tally, time, "b") == 10
 
 
@@ -121,7 +121,7 @@ def test_in_every_history_evictions_are_paid_for_by_jobs_that_came(steps: list[t
             tally.begin(records)
         elif what == "forced" or left(tally, time, "a", "b", "c"):
             time.now += 5
-            tally.evicted(f"u{number}", path, f"w{number}", time.now, job=f"w{number}")
+            tally.evicted(f"u{number}", path, f"w{number}", time.now)
             evicted += 1
             assert what == "forced" or evicted <= 0.3 * came + 1e-5
 
@@ -133,7 +133,7 @@ def test_the_status_keeps_it_for_the_next_leader_and_an_older_release_leaves_not
     picture.tally.begin({})
     picture.tally.came("team", "j", "j", time.now)
     for n in range(3):
-        picture.tally.evicted(f"u{n}", "team", f"w{n}", time.now, job=f"w{n}")
+        picture.tally.evicted(f"u{n}", "team", f"w{n}", time.now)
     name, found = kept(queue_object("team"))
     status = statuses(picture, {name: found}, picture.tally.history, time.now)[name]
     assert status["history"]["left"] == {"at": time.now, "evictions": -2.5, "gpuMilliSeconds": 0}

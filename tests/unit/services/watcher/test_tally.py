@@ -232,7 +232,7 @@ class TestWhatIsKnownOfJobsThatWereEvicted:
         tally.came("q", "pod/a/x", "Job/a/x", time.now)
         tally.held("x-1", "q", ONE, time.now)
         time.now += 2000
-        tally.evicted("x-1", "q", "Job/a/x", time.now, None, "pod/a/x", 1800)
+        tally.evicted("x-1", "q", "Job/a/x", time.now, None, 1800)
         tally.left("x-1")
         tally.came("q", "pod/a/x-again", "Job/a/x", time.now)  # made again: the same job
         kept = tally.history("q")
@@ -243,7 +243,7 @@ class TestWhatIsKnownOfJobsThatWereEvicted:
         other = begun(time, {"q": kept})
         other.held("x-2", "q", ONE, time.now)
         time.now += 500
-        other.evicted("x-2", "q", "Job/a/x", time.now, None, "pod/a/x-again", 0)
+        other.evicted("x-2", "q", "Job/a/x", time.now)
         assert other.history("q").served == {"Job/a/x": Served(2_500_000, 2500, int(time.now))}
         assert other.history("q").spending.evictions == pytest.approx(2, abs=0.01)
 
@@ -254,7 +254,7 @@ class TestWhatIsKnownOfJobsThatWereEvicted:
             tally.held(f"g-{n}", "q", ONE, time.now)
         time.now += 600
         for n in range(4):
-            tally.evicted(f"g-{n}", "q", "gang/a/g", time.now + n, None, "gang/a/g", 0)
+            tally.evicted(f"g-{n}", "q", "gang/a/g", time.now + n, gang=True)
         history = tally.history("q")
         assert history.served["gang/a/g"].gpu_milli_s == pytest.approx(4 * 600_000, abs=6_000)
         assert history.served["gang/a/g"].run_s == 600

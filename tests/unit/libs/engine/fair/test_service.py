@@ -12,6 +12,7 @@ from libs.domain.verdicts import Wake
 from libs.engine.api import Decision, EngineConfig, PendingJob
 from libs.engine.core import PlacementEngine
 from libs.engine.fair import LittleService
+from libs.engine.running import RunningBook
 from libs.testkit.builders import ClusterBuilder, cluster, pod
 
 HOUR = 3600.0
@@ -117,6 +118,32 @@ def test_what_this_engine_has_begun_counts_before_the_records_have_it() -> None:
     engine = engine_of(facts, a=history(spending=Spending(jobs=6)))  # 1.8 evictions
     jobs = [pod(f"new{n}", gpus=8, created=NOW - 7300 - n) for n in range(2)]
     assert sum(len(decision.victims) for decision in decide(engine, *jobs)) == 1
+
+
+def test_every_pod_of_an_array_and_every_occasion_of_a_gang_that_is_not_counted_yet_counts() -> None:
+    facts = cluster().node("n1", gpus=8).running("array", count=3, workload="Job/team/array")
+    facts.running("gang", count=4, gang_min=4, workload="Job/team/gang")
+    book = RunningBook()
+    for task in facts.pods:
+        book.seen(task)
+    book.pass_begins(NOW)
+    for task in facts.pods:
+        book.mark(task.uid)
+    assert book.untold({}) == 3 + 1
+    for task in facts.pods:
+        book.seen(msgspec.structs.replace(task, marked=True))
+    assert book.untold({}) == 3 + 1
+    for task in facts.pods:
+        book.gone(task.uid)
+        again = msgspec.structs.replace(task, uid=task.uid + "-again", started=NOW + 10)
+        book.seen(again)
+    book.pass_begins(NOW + 30)
+    for uid in list(book.by_uid):
+        book.mark(uid)
+    assert book.untold({}) == 2 * (3 + 1), "they started again in the meantime"
+    told = QueueHistory("default", NOW + 5, evictions={"Job/team/gang": (int(NOW),)}, pods={"Job/team/gang": (2,)})
+    book.told(task.uid for task in facts.pods[3:5])
+    assert book.untold({"default": told}) == 2 * 3 + 1, "the other two of the first occasion are of what is told"
 
 
 def test_a_workload_that_was_evicted_often_enough_stays() -> None:
