@@ -9,16 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis.asyncio as aioredis
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.runtime.tasks import still_wanted
 from libs.store.library import LAYOUT, library, outdated
 from libs.store.port import LedgerMisconfigured, LedgerUnavailable, StaleGeneration
+
+#: Redis is there and takes no writes for now: its memory or its disk is full, it has become a replica or has none.
+_NOT_NOW: Final = (OutOfMemoryError, ReadOnlyError, ClusterDownError)
+_NOT_NOW_WORDS: Final = ("LOADING", "NOREPLICAS", "READONLY", "MASTERDOWN", "BUSY", "OOM", "CLUSTERDOWN", "MISCONF")
 
 
 class StaleTerm(StaleGeneration):
@@ -182,7 +194,8 @@ class Server:
             return StaleTerm(text)
         if text.startswith("STALE"):
             return StaleGeneration(text)
-        if text.startswith(("LOADING", "NOREPLICAS", "READONLY", "MASTERDOWN", "BUSY", "OOM", "CLUSTERDOWN")):
+        # Some words redis-py takes off the text and turns into classes.
+        if isinstance(fault, _NOT_NOW) or text.startswith(_NOT_NOW_WORDS):
             return LedgerUnavailable(text)
         if "Function not found" in text:
             return StaleGeneration("the function library is gone: open again")
