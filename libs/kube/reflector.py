@@ -135,13 +135,14 @@ class Reflector:
             failures += 1
             await asyncio.sleep(self._rng.uniform(0.5, 1.0) * min(_CAP_S, _BASE_S * 2 ** min(failures, 10)))
 
-    async def _list(self) -> Listed:
+    async def _list(self, rest: Callable[[float], Awaitable[object]] | None = None) -> Listed:
         return await list_all(
             self._kube,
             self.path,
             field_selector=self._params.get("fieldSelector", ""),
             label_selector=self._params.get("labelSelector", ""),
             page=self._page,
+            rest=rest,
         )
 
     async def _list_once(self) -> None:
@@ -193,7 +194,7 @@ class Reflector:
             raise WatchBroken(f"mute since {self._told}, although a list shows {self._owed}")
         await self._drop_list()
         self._relist, self._since = False, []
-        self._listing = asyncio.create_task(self._list(), name=f"list {self.path}")
+        self._listing = asyncio.create_task(self._list(asyncio.sleep), name=f"list {self.path}")
         self._listing.add_done_callback(lambda _: self._arrived.set())
 
     async def _drop_list(self) -> None:

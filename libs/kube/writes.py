@@ -6,9 +6,10 @@ after the server has bound, because the reply is a Status.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ PAGE: Final = 500
 WRITE_TIMEOUT_S: Final = 5.0
 #: A list of a page may take the server a while on a large cluster.
 LIST_TIMEOUT_S: Final = 30.0
+#: Of a list that nobody waits for: objects of a page, and seconds of rest in all.
+GENTLE_PAGE: Final = 100
+RESTS_S: Final = 5.0
 
 _encode = msgspec.json.encode
 
@@ -296,10 +300,15 @@ async def list_all(
     label_selector: str = "",
     page: int = PAGE,
     timeout_s: float = LIST_TIMEOUT_S,
+    rest: Callable[[float], Awaitable[object]] | None = None,
 ) -> Listed:
     """Everything at `path`, consistent (no resourceVersion is sent, so the answer is at least as new as the call), in
-    pages. A continue token that expired starts the list over; three times at most. Raises ReadFailed."""
-    base = {"limit": str(page)}
+    pages. A continue token that expired starts the list over; three times at most. Raises ReadFailed.
+
+    With `rest` nobody waits for the list: pages are small, and after each it is called with seconds, three times what
+    the page took, so that server and reader are free for others meanwhile; `RESTS_S` in all, then without."""
+    base = {"limit": str(min(page, GENTLE_PAGE) if rest else page)}
+    clock, left = asyncio.get_running_loop().time, RESTS_S if rest else 0.0
     if field_selector:
         base["fieldSelector"] = field_selector
     if label_selector:
@@ -309,6 +318,7 @@ async def list_all(
         token = ""
         while True:
             params = {**base, "continue": token} if token else base
+            began = clock()
             answer = await kube.call("GET", path, params=params, timeout_s=timeout_s)
             if token and answer.status == 410:
                 break
@@ -322,4 +332,8 @@ async def list_all(
             token = listed.metadata.continue_ or ""
             if not token:
                 return Listed(items, listed.metadata.resourceVersion)
+            pause = min(3 * (clock() - began), left)
+            if rest is not None and pause > 0:
+                left -= pause
+                await rest(pause)
     raise ReadFailed(path, answer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -270,7 +271,9 @@ class Ownership:
             job.head.key: frozenset(job.tasks) for job in state.pending.jobs.values() if job.partition in partitions
         }
         began, stamp = self._clock.monotonic(), state.pending.stamp
-        truth = await read_truth(self._kube, state.view.known, partitions, self._partitions, state.pending.jobs)
+        # Partitions that come meanwhile do not wait for a slow pass that is taking its time.
+        rest = partial(comes, self._changed) if repair else None
+        truth = await read_truth(self._kube, state.view.known, partitions, self._partitions, state.pending.jobs, rest)
         truth.stamp = stamp
         if repair or partitions == self.owned:
             self._last_list = began

@@ -7,7 +7,7 @@ is never begun as a single.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -30,6 +30,7 @@ from services.placement.jobs import Job
 log = structlog.get_logger()
 
 T = TypeVar("T")
+Rest = Callable[[float], Awaitable[object]]
 
 _PENDING: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},spec.nodeName="
 _DONE: Final = f"spec.schedulerName={keys.SCHEDULER_NAME},status.phase=Succeeded"
@@ -50,15 +51,15 @@ class Truth:
 
 
 async def read_truth(
-    kube: Kube, known: Known, partitions: frozenset[int], count: int, jobs: Mapping[str, Job]
+    kube: Kube, known: Known, partitions: frozenset[int], count: int, jobs: Mapping[str, Job], rest: Rest | None = None
 ) -> Truth:
     """What of `partitions` (of `count`) there is. `jobs` are those known already: their heads were resolved, and of
-    their pods only those are read whose version is a new one."""
+    their pods only those are read whose version is a new one. `rest`: nobody waits for it (`writes.list_all`)."""
     truth = Truth()
     if not partitions:
         return truth
     waiting: list[PodView] = []
-    listed_now = (await writes.list_all(kube, writes.pods_path(), field_selector=_PENDING)).items
+    listed_now = (await writes.list_all(kube, writes.pods_path(), field_selector=_PENDING, rest=rest)).items
     known_tasks = {
         task.id: (job.head.key, task)
         for job in jobs.values()
@@ -104,7 +105,7 @@ async def read_truth(
         if partition_of(view.key, count) in partitions:
             truth.objects[view.key] = view
     if any(not view.ended for view in truth.objects.values()):
-        listed_now = (await writes.list_all(kube, writes.pods_path(), label_selector=keys.JOB)).items
+        listed_now = (await writes.list_all(kube, writes.pods_path(), label_selector=keys.JOB, rest=rest)).items
         for pod in read_each(parse_pod, listed_now):
             owner = pod.training_job
             if owner is not None:
