@@ -76,17 +76,23 @@ def sets(state: NodeState, ask: Ask, units: Sequence[Unit], moves: int, tried: i
     """Sets of units that move exactly so many tasks, suffice, and of which none can stay; at most `tried` are tried,
     and not many more are looked at."""
     sizes = sorted(map(len, units), reverse=True)
+    # What a set would leave idle in all, at most; where that is too little no copy of the node is needed to know.
+    gives = [sum(pod.charge.gpu_milli for pod in unit if pod.node == state.name) for unit in units]
+    lacks = 0 if ask.charge_depends else ask.gpu_milli - sum(state.milli)
     looked = LOOKED * tried
     for count in range(1, moves + 1):
         if sum(sizes[:count]) < moves:
             continue  # of single tasks so many are too few
-        for some in combinations(units, count):
+        for chosen in combinations(range(len(units)), count):
             if tried <= 0 or looked <= 0:
                 return
             looked -= 1
+            some = tuple(units[n] for n in chosen)
             if len(pods_of(some)) != moves:
                 continue
             tried -= 1
+            if sum(gives[n] for n in chosen) < lacks:
+                continue
             if enough(state, ask, some) and not any(
                 enough(state, ask, [u for u in some if u is not unit]) for unit in some if count > 1
             ):

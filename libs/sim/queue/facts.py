@@ -99,6 +99,7 @@ class EngineLoop(QueueLoop):
         self._waiting_milli = 0
         self._priorities: dict[int, int] = {}  # of what runs
         self._vain: dict[tuple[str, int, int], float] = {}  # until when a kind does not ask for evictions again
+        self._unmoved: dict[tuple[str, int, int], float] = {}  # and not for moves
         self._known: dict[int, tuple[int, PendingJob]] = {}  # with the evictions that its tasks are named by
         #: Who began again and has not said yet that its work is saved: (when it will, key, evictions).
         self._restored: list[tuple[float, int, int]] = []

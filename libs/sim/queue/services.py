@@ -34,6 +34,9 @@ TURN_S: Final = 600.0
 AGAIN_S: Final = 10.0
 #: The same where those in the way yield once it has waited too long.
 YIELDING_AGAIN_S: Final = 60.0
+#: A kind of jobs for which no moves were found asks for some again no sooner: here a plan takes as long as weeks of
+#: virtual time without one.
+MOVES_AGAIN_S: Final = 600.0
 _HEADS: Final = 16
 
 
@@ -108,7 +111,7 @@ class ServicesLoop(EngineLoop):
 
     def _could_move(self, item: Item) -> bool:
         """Whether as much is idle in all, beside what is kept for others, as it asks for."""
-        if not self._moves:
+        if not self._moves or self._unmoved.get(self._kind(item), 0.0) > self.now:
             return False
         cluster = self.cluster
         kept = sum(
@@ -123,6 +126,7 @@ class ServicesLoop(EngineLoop):
             self._engine.settle()
             if not self._could_fit(item):
                 until = decision.verdict.until - EPOCH
+                self._unmoved[self._kind(item)] = self.now + MOVES_AGAIN_S
                 until = self._vain[self._kind(item)] = until if until > self.now else self.now + LOOK
                 self._look = min(self._look, until)
             return False
