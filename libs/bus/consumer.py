@@ -192,6 +192,10 @@ class Reader:
         consumer = self._consumer
         if consumer is None:
             return
+        missing = [topic for topic in self._topics if not consumer.partitions_for_topic(topic)]
+        if missing:
+            self._fault = f"{self._name}: there is no topic {', '.join(missing)}"
+            return
         places = [tp for tp in consumer.assignment() if tp not in consumer.paused()]
         wall_ms = time.time() * 1000
         newest = max((consumer.last_poll_timestamp(tp) or 0 for tp in places), default=wall_ms)

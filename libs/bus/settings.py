@@ -43,6 +43,9 @@ class KafkaSettings:
     check_topics: bool = True
     #: Without an answer of a broker for this long, or with fetched data nobody moved past for this long: unhealthy.
     stuck_s: float = 15.0
+    #: A topic that was deleted, or made again, is noticed at the latest after this long; the client's own default is
+    #: five minutes, in which a member of a group owns nothing and nobody knows why.
+    metadata_s: float = 5.0
 
     def client(self) -> dict[str, Any]:
         """Arguments that every client of aiokafka takes."""
@@ -50,6 +53,7 @@ class KafkaSettings:
             "bootstrap_servers": [server.strip() for server in self.bootstrap.split(",")],
             "client_id": self.client_id,
             "request_timeout_ms": int(self.request_s * 1000),
+            "metadata_max_age_ms": int(self.metadata_s * 1000),
             "security_protocol": self.security,
             "ssl_context": self.tls,
         }

@@ -5,6 +5,7 @@ import random
 import statistics
 import time
 import uuid
+from collections.abc import Callable
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -185,6 +186,43 @@ async def test_a_record_that_is_too_large_for_us_or_for_its_topic_is_dropped_alo
         assert [record.value for record in got] == [b"0", b"1", b"2", b"3"]
         assert bus.healthy
     finally:
+        await bus.close()
+
+
+async def test_a_topic_that_is_deleted_is_told_and_read_again_once_it_is_made_anew(info: StackInfo) -> None:
+    """Its readers owned nothing and said that they were ready, for as long as anybody looked."""
+    bus, topic = await a_bus(info)
+    settings = KafkaSettings(info.kafka_bootstrap)
+    readers = [bus.group(topic, [topic]), bus.follow([topic], from_start=True)]
+    admin = AIOKafkaAdminClient(**settings.client())
+    await admin.start()
+
+    async def until(done: Callable[[], bool]) -> list[Incoming]:
+        found: list[Incoming] = []
+        async with asyncio.timeout(60):
+            while not done():
+                for reader in readers:
+                    found += await reader.batch(100, 0.1)
+        return found
+
+    try:
+        await bus.publisher().publish(records(topic, 8))
+        assert len(await read(readers[0], 8)) == len(await read(readers[1], 8)) == 8  # type: ignore[arg-type]
+        await admin.delete_topics([topic])
+        await until(lambda: all(f"there is no topic {topic}" in reader.fault for reader in readers))
+        assert not bus.healthy
+        made = [Topic(topic, 4)]
+        assert await ensure_topics(settings, create=True, topics=made, replicas=1) == []
+        await until(lambda: bus.healthy and len(readers[0].owned) == 4)  # type: ignore[union-attr]
+        await bus.publisher().publish(records(topic, 3))
+        found: list[Incoming] = []
+        async with asyncio.timeout(60):
+            while len(found) < 6:
+                for reader in readers:
+                    found += await reader.batch(100, 0.1)
+        assert sorted(record.value for record in found) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+    finally:
+        await admin.close()
         await bus.close()
 
 
