@@ -28,11 +28,17 @@ from libs.sim.lists import read_nodes, read_tasks
 from libs.sim.pack import run_pack
 from libs.testkit.builders import ClusterBuilder, cluster, gang, pod
 
+#: MiB of a node of a cluster whose kubelets all reserve some MiB more or less.
+_MIB, _MIB_APART = 1_031_000, 4_099
 
-def _filled(nodes: int) -> ClusterBuilder:
+
+def _filled(nodes: int, *, unlike: bool = False) -> ClusterBuilder:
     facts = cluster()
     for i in range(nodes):
-        facts.node(f"n{i:05}")
+        if unlike:
+            facts.node(f"n{i:05}", mem=_MIB - 31 * i % _MIB_APART)
+        else:
+            facts.node(f"n{i:05}")
     return facts
 
 
@@ -141,17 +147,24 @@ def asking(runs: int) -> dict[str, float]:
     return {"ms": statistics.median(took)}
 
 
-def memory(nodes: int) -> dict[str, float]:
-    """Peak resident MiB of a process that holds so many nodes and has decided 2,000 pods of fifty classes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.engine", "--memory", str(nodes)], capture_output=True, text=True, check=True
-    )
+def memory(nodes: int, waiting: int = 0) -> dict[str, float]:
+    """Peak resident MiB of a process that holds so many nodes and has decided 2,000 pods of fifty classes, and after
+    that one pod of each of so many classes that find no room and are told why, over and over."""
+    command = [sys.executable, "-m", "bench.engine", "--memory", str(nodes), "--waiting", str(waiting)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {"peak_mib": float(done.stdout)}
 
 
-def _peak_mib(nodes: int) -> float:
-    engine = _engine(_filled(nodes))
+def _peak_mib(nodes: int, waiting: int) -> float:
+    facts = _filled(nodes, unlike=True)
+    if waiting:
+        facts.running("r", gpus=5, count=nodes, started=1.0)
+    engine = _engine(facts)
     engine.decide(_mixed(2000, 50))
+    for _ in range(3 if waiting else 0):
+        if any(d.placements for d in engine.decide([pod(f"w{i}", gpus=4, cpu=1000 + i) for i in range(waiting)])):
+            raise SystemExit("one of those who wait was placed: the figure would mean nothing")
+        engine.settle()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -169,6 +182,9 @@ def measure(runs: int) -> dict[str, Any]:
     figures["gang_of_1000_whole_nodes_on_10000_nodes"] = _decide(large, [gang("g", 1000, gpus=8)], runs, 1000)
     figures["5000_pods_on_10000_nodes"] = _decide(large, [pod(f"p{i}", gpus=1) for i in range(5000)], runs, 5000)
     figures["2000_pods_of_50_classes_on_10000_nodes"] = _decide(large, _mixed(2000, 50), runs, 2000)
+    unlike = _filled(10_000, unlike=True)
+    figures["2000_pods_of_50_classes_on_10000_nodes_unlike_in_mib"] = _decide(unlike, _mixed(2000, 50), runs, 2000)
+    del unlike
 
     full = _filled(1000)
     full.running("low", gpus=8, count=1000, priority=-100)
@@ -197,6 +213,7 @@ def measure(runs: int) -> dict[str, Any]:
     figures["10000_nodes_told"] = {"ms": statistics.median(loads), "us_per_node": statistics.median(loads) / 10}
     figures["per_decision"] = growth(runs)
     figures["memory_20000_nodes"] = memory(20_000)
+    figures["memory_20000_nodes_512_classes_waiting"] = memory(20_000, 512)
     return figures
 
 
@@ -210,9 +227,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="figures as JSON")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--memory", type=int, default=0, metavar="NODES", help="only the peak MiB with so many nodes")
+    parser.add_argument("--waiting", type=int, default=0, metavar="CLASSES", help="with --memory: so many wait")
     args = parser.parse_args(argv)
     if args.memory:
-        sys.stdout.write(f"{_peak_mib(args.memory)}\n")
+        sys.stdout.write(f"{_peak_mib(args.memory, args.waiting)}\n")
         return 0
     told = report(args.runs)
     if args.json:

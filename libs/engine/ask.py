@@ -6,6 +6,7 @@ the task alone is precomputed here so that the inner loops touch plain integers 
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 
 from libs.domain.jobs import Task
@@ -71,6 +72,12 @@ class Ask:
         self.extra = request.extra
         #: What a queue is charged, or 0 where that depends on the device (a request by memory).
         self.gpu_milli = request.gpu_milli
+
+    def without_memory(self) -> Ask:
+        """The same, were it to ask for no memory."""
+        other = copy(self)
+        other.mem = 0
+        return other
 
     @property
     def charge_depends(self) -> bool:

@@ -23,14 +23,15 @@ class NodeState:
 
     Free room may be negative (a node shrank under its pods): nothing fits there, and no sum is clipped, so taking and
     giving back are exact inverses. `shut` says why no GPU of the node is given out, empty where they are. `codes` are
-    the numbers that a snapshot gives to the devices' models, `kind` the one it gives to nodes of equal capacity.
-    `links` has the NVLink group of each index, None where the node does not say.
+    the numbers that a snapshot gives to the devices' models, `kind` the one it gives to nodes of equal capacity,
+    `frame` the one to nodes of equal capacity but for memory. `links` has the NVLink group of each index, None where
+    the node does not say.
     """
 
     __slots__ = (
-        "cap_cpu", "cap_mem", "cap_pods", "codes", "cpu", "dev_mib", "devices", "exists", "gpu_cap", "gpu_free", "idle",
-        "index", "kind", "links", "mem", "mib", "milli", "models", "name", "node", "order", "pods", "row", "shut",
-        "usable",
+        "cap_cpu", "cap_mem", "cap_pods", "codes", "cpu", "dev_mib", "devices", "exists", "frame", "gpu_cap",
+        "gpu_free", "idle", "index", "kind", "links", "mem", "mib", "milli", "models", "name", "node", "order", "pods",
+        "row", "shut", "usable",
     )  # fmt: skip
 
     def __init__(self, row: int, node: Node, use: NodeUse | None) -> None:
@@ -44,7 +45,7 @@ class NodeState:
         self.dev_mib = [0] * width
         self.models = [""] * width
         self.codes = [0] * width
-        self.kind = 0
+        self.kind = self.frame = 0
         self.exists = [False] * width
         for gpu in node.gpus:
             self.dev_mib[gpu.index] = gpu.mib
@@ -104,11 +105,13 @@ class NodeState:
         other.mib = list(self.mib)
         return other
 
-    def look(self) -> tuple[int, ...]:
+    def look(self, by_memory: bool = True) -> tuple[int, ...]:
         """Equal for nodes on which every task fits equally well, and that every formula over a node's capacity and room
-        values alike, where both take another pod."""
+        values alike, where both take another pod. Without `by_memory`: formulas that do not ask for the node's memory,
+        tasks for which it suffices on both."""
         blocked = () if self.usable == self.exists else self.usable
-        return (self.kind, self.cpu, self.mem, self.gpu_free, bool(self.shut), *self.milli, *self.mib, *blocked)
+        room = (self.cpu, self.gpu_free, bool(self.shut), *self.milli, *self.mib, *blocked)
+        return (self.kind, self.mem, *room) if by_memory else (self.frame, *room)
 
     def is_idle(self, index: int) -> bool:
         return self.usable[index] and self.milli[index] == WHOLE and self.mib[index] == self.dev_mib[index]

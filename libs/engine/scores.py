@@ -38,13 +38,13 @@ class Scores:
     """
 
     def __init__(self, snapshot: Snapshot, ask: Ask, policies: tuple[tuple[Policy, int], ...]) -> None:
-        """`ask` without memory, unless it matters to the policies."""
+        """Memory is left out of what is asked for, unless it matters to the policies: looks do not have it either."""
         self._snapshot = snapshot
         self._policies = policies
-        self._ask = ask
+        self.by_look = all(policy.by_look for policy, _ in policies)
+        self._ask = ask if not ask.mem or any(policy.by_memory for policy, _ in policies) else ask.without_memory()
         self._epochs: tuple[int, ...] = ()
         self._exactly = any(policy.by_tightness for policy, _ in policies)
-        self.by_look = all(policy.by_look for policy, _ in policies)
         #: Grows when nothing of what was known holds any more.
         self.version = 0
         self.values: Ints = np.zeros(0, np.int64)

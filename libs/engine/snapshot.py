@@ -50,6 +50,7 @@ class Snapshot:
         self._width = 0
         self._models: dict[str, int] = {"": 0}
         self._kinds: dict[tuple[object, ...], int] = {}
+        self._frames: dict[tuple[object, ...], int] = {}
         self._taints: dict[tuple[Taint, ...], int] = {(): 0}
         self.taint_sets: list[tuple[Taint, ...]] = [()]
         self.taint: Ints = np.zeros(0, np.int64)
@@ -99,8 +100,9 @@ class Snapshot:
         state.begin_at(self._begins_at)
         state.codes = [self._models.setdefault(model, len(self._models)) for model in state.models]
         self.gpu_free += state.gpu_free
-        alike = (node.cpu, node.mem, tuple([(gpu.index, gpu.mib, gpu.model) for gpu in node.gpus]))
-        state.kind = self._kinds.setdefault(alike, len(self._kinds))
+        frame = (node.cpu, tuple([(gpu.index, gpu.mib, gpu.model) for gpu in node.gpus]))
+        state.frame = self._frames.setdefault(frame, len(self._frames))
+        state.kind = self._kinds.setdefault((state.frame, node.mem), len(self._kinds))
         return state
 
     def node_gone(self, name: str) -> bool:
@@ -205,6 +207,13 @@ class Snapshot:
             self._stale.update(range(len(self.states)))
 
     # -- looks ------------------------------------------------------------------------------------------------------
+    def look_at_memory(self) -> None:
+        """From now on nodes look alike only where their memory is equal too: for policies that score by it."""
+        if not self._looks.by_memory:
+            self._looks.by_memory = True
+            self._stale.update(range(len(self.states)))
+            self._looks.anew(len(self.states))
+
     def looks(self) -> list[int]:
         """Which nodes look alike: a number for each row (see `looks.Looks`), up to date."""
         return self._looks.follow(self.states)

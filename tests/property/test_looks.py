@@ -48,7 +48,7 @@ specs = st.fixed_dictionaries(
         "gpus": st.sampled_from([0, 2, 2, 4]),
         "model": st.sampled_from(["A", "B"]),
         "cpu": st.sampled_from([8000, 16_000]),
-        "mem": st.sampled_from([8192, 65_536]),
+        "mem": st.sampled_from([8192, 8195, 9000, 65_536]),
         "pods": st.sampled_from([2, 110]),
         "labels": st.sampled_from([{"zone": "1"}, {"zone": "2"}]),
         "taints": st.sampled_from([(), (), ("own=yes:NoSchedule",), ("spot=yes:PreferNoSchedule",)]),
@@ -154,6 +154,32 @@ def test_classes_that_differ_in_memory_and_selectors_only_share_their_scores() -
     assert scores("weighted-best-fit", gpus=1, mem=1000) is not scores("weighted-best-fit", gpus=1, mem=2000)
 
 
+def test_nodes_whose_kubelets_reserve_some_mib_more_look_alike_unless_a_policy_scores_by_memory() -> None:
+    def looks_of(**weights: int) -> set[int]:
+        session = Session(EngineConfig(weights={name.replace("_", "-"): weight for name, weight in weights.items()}))
+        for at in range(5):
+            session.snapshot.node_seen(node(f"n{at}", gpus=2, mem=65_536 - at))
+        return set(session.snapshot.looks())
+
+    assert len(looks_of(drystone=1)) == 1
+    assert len(looks_of(fgd=1, best_fit=1)) == 1
+    assert len(looks_of(drystone=1, spread=1)) == 5
+
+
+def test_a_task_goes_where_memory_suffices_among_nodes_that_look_alike() -> None:
+    session = Session(EngineConfig(weights={"drystone": 1}))
+    for at in range(5):
+        session.snapshot.node_seen(node(f"n{at}", gpus=2, cpu=8000, mem=8000 + at))
+    view = session.feasible(pod("p", gpus=1, mem=8003).tasks[0])
+    assert (view.keys[:5] >= 0).tolist() == [False, False, False, True, True]
+    session.snapshot.take(4, Charge(0, 2))
+    view.refresh()
+    assert (view.keys[:5] >= 0).tolist() == [False, False, False, True, False]
+    alone = Feasibility(session.snapshot, view.ask, session.policies)
+    alone.refresh()
+    assert alone.keys.tolist() == view.keys.tolist()
+
+
 def test_nodes_look_alike_by_capacity_and_room_and_by_nothing_else() -> None:
     snapshot = Snapshot()
     for name in ("a", "b", "c"):
@@ -180,7 +206,7 @@ def test_nodes_look_alike_by_capacity_and_room_and_by_nothing_else() -> None:
 def test_who_counts_nodes_of_a_look_as_alike_scores_them_alike(policy: str) -> None:
     snapshot = Snapshot()
     for at in range(6):
-        snapshot.node_seen(node(f"n{at}", gpus=4, mib=8192, cpu=16_000))
+        snapshot.node_seen(node(f"n{at}", gpus=4, mib=8192, cpu=16_000, mem=65_536 - 20_000 * (at % 2)))
     charges: dict[int, list[Charge]] = {0: [CHARGES[1]], 1: [CHARGES[2], CHARGES[3]], 2: [CHARGES[1]]}
     for row, held in charges.items():
         for charge in held:

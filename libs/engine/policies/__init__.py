@@ -57,6 +57,8 @@ def chosen(weights: dict[str, int], around: Surroundings | None = None) -> tuple
         raise ValueError("weights of placement policies must not be negative")
     around = around or Surroundings()
     found = [(POLICIES[name](around), weight) for name, weight in sorted(weights.items()) if weight]
+    if any(policy.by_memory for policy, _ in found):
+        around.snapshot.look_at_memory()
     top = max((policy.ceiling for policy, _ in found), default=1)
     scaled = tuple((policy, weight * (top // policy.ceiling)) for policy, weight in found)
     if sum(weight * policy.ceiling for policy, weight in scaled) >= 1 << _SCORE_BITS:

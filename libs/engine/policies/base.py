@@ -68,7 +68,7 @@ class Policy(Protocol):
 
     @property
     def by_memory(self) -> bool:
-        """Whether the memory that a task asks for makes a difference to scores."""
+        """Whether memory, what a task asks for or what a node has, makes a difference to scores."""
         ...
 
     @property

@@ -21,6 +21,7 @@ MEM_STEPS: Final = 128
 class LexicographicBestFit(Base):
     name = "lexicographic-best-fit"
     ceiling = GPU_STEPS * CPU_STEPS * MEM_STEPS - 1
+    by_memory = True
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
         gpu = max(0, min(GPU_STEPS - 1, node.gpu_free))

@@ -17,6 +17,7 @@ from libs.engine.policies.base import Base, fitting
 class Spread(Base):
     name = "spread"
     ceiling = 1000
+    by_memory = True
 
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
         if ask.count:

@@ -16,8 +16,8 @@ from libs.engine.snapshot import Snapshot
 #: The shares that stand in the tables, and those in their place that are scored by.
 Weigh = Callable[[Kinds, list[Share]], list[Share]]
 #: Tables are made anew when idle GPU has changed by this part of what it was, but not for every single task: when so
-#: many were decided, those that waited included; at once where it has more than doubled, since who is decided
-#: first when much has come free would be placed by the prices of scarcity (of nothing at all, where nothing was idle). While
+#: many were decided, those that waited included; at once where it has more than doubled: else who is decided first when
+#: much has come free would be placed by the prices of scarcity (of nothing at all, where nothing was idle). While
 #: nothing is idle there is nothing to price.
 IDLE_PARTS: Final = 8
 LEAST_TASKS: Final = 16
