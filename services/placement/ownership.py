@@ -30,13 +30,16 @@ from services.placement.decide import Tenure
 from services.placement.emit import Emitter
 from services.placement.jobs import Claim, Job
 from services.placement.settings import PlacementSettings
-from services.placement.state import State
+from services.placement.state import BUSY_S, State
 from services.placement.truth import Truth, read_truth
 
 log = structlog.get_logger()
 
 #: Jobs of a list that are taken in at a stretch.
 _STRETCH: Final = 100
+#: A slow pass is put off for this part of its time while pods are being placed.
+PUT_OFF: Final = 0.5
+_TICK_S: Final = 1.0
 
 
 def begins_at(owned: frozenset[int], partitions: int, seat: tuple[int, int] | None = None) -> float:
@@ -89,6 +92,8 @@ class Ownership:
         self._reopen = False
         self._retake_at = 0.0
         self._last_list = float("-inf")
+        #: When the next slow pass is due.
+        self._due = float("-inf")
         #: Partitions whose jobs were listed and that have been ours since.
         self._listed: set[int] = set()
 
@@ -135,7 +140,7 @@ class Ownership:
                         missing = self.owned - self._state.active
                     await self._until_followed()
                     await self._take(missing)
-                elif self._clock.monotonic() - self._last_list >= self._settings.placement_slow_pass_s:
+                elif self._slow_pass_is_due(self._clock.monotonic()):
                     await self._look(self.owned, repair=True)
                 pause.reset()
             except StaleGeneration:
@@ -149,8 +154,19 @@ class Ownership:
             measures.PARTITIONS.set(len(self._state.active))
             if self.owned - self._state.active or self._reopen:
                 continue
-            due = self._last_list + self._settings.placement_slow_pass_s - self._clock.monotonic()
-            await comes(self._changed, max(due, 0.01))
+            await self._tick()
+
+    def _slow_pass_is_due(self, now: float) -> bool:
+        """Not while pods are being placed, which it would delay, unless it has been put off for long."""
+        busy = now - self._state.claimed_at < BUSY_S
+        return now >= self._due + (self._settings.placement_slow_pass_s * PUT_OFF if busy else 0.0)
+
+    async def _tick(self) -> None:
+        """Time in which the process stood still does not count: what was said meanwhile is about to be read."""
+        now = self._clock.monotonic()
+        wait = min(max(self._due - now, 0.1), _TICK_S)
+        await comes(self._changed, wait)
+        self._due += max(0.0, self._clock.monotonic() - now - wait - _TICK_S)
 
     async def _open(self) -> None:
         """Wait until the ledger is whole, and begin anew if its data set is another one: older claims are dead."""
@@ -232,7 +248,7 @@ class Ownership:
         known = [partition for partition in taken if partition in self._listed]
         self._activate(known)
         if known:
-            self._last_list = float("-inf")
+            self._last_list = self._due = float("-inf")
         rest = [partition for partition in taken if partition not in self._listed]
         if rest:
             await self._look(frozenset(rest), repair=False)
@@ -277,6 +293,7 @@ class Ownership:
         truth.stamp = stamp
         if repair or partitions == self.owned:
             self._last_list = began
+            self._due = began + self._settings.placement_slow_pass_s
         await self._merge(truth, partitions, before, repair=repair)
         if repair:
             await self._check_claims()

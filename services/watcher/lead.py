@@ -66,6 +66,8 @@ _RECHECK_S = 5.0
 GATHER_S = 0.03
 #: How soon evictions are told, at the soonest.
 _NEWS_S = 0.5
+#: Without a report for so long there is no news.
+_NO_NEWS_S = 0.5
 #: How often the leader asks whether the ledger is still whole.
 _LOOK_S = 1.0
 #: Every so many slow passes the topic's content is read and compared, even if nothing looks lost.
@@ -353,11 +355,15 @@ class Leadership:
         await self._keeper.run()
 
     async def _slow_pass(self) -> None:
-        """Every half minute: list all, whatever the watches said; and publish again what was not acknowledged."""
+        """Every half minute: list all, whatever the watches said; and publish again what was not acknowledged. While
+        there is news the lists would be in its way: they are put off until there is none, by a half of that at most."""
         await self._first.wait()
         await self._compare_with_topic()
         while True:
-            for _ in range(max(1, int(self._settings.slow_pass_s / 0.5))):
+            turns = max(1, int(self._settings.slow_pass_s / 0.5))
+            for turn in range(turns + turns // 2):
+                if turn >= turns and self._clock.monotonic() - self._reported_at > _NO_NEWS_S:
+                    break
                 await self._clock.sleep(0.5)
                 await self._emitter.flush()
             try:
