@@ -24,6 +24,9 @@ def story(
     services: Annotated[
         bool, typer.Option("--services", help="Also in the services' order, with their engine: takes minutes.")
     ] = False,
+    policy: Annotated[
+        str, typer.Option(help="Instead of the remedies these policies on one pool, joined by commas.")
+    ] = "",
     processes: Annotated[int, typer.Option(help="Runs at once; 0: one per core.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
@@ -33,7 +36,7 @@ def story(
 
     from libs.sim.errors import SimulationError
     from libs.sim.queue.figures import figures
-    from libs.sim.queue.story import Place, Workload, make, remedies
+    from libs.sim.queue.story import Place, Workload, alone, make, remedies
     from libs.sim.queue.study import parse_fence, simulate_all
     from libs.sim.queue.trace import first_days, read_jobs
 
@@ -42,7 +45,7 @@ def story(
     try:
         trace = first_days(make(workload) if jobs is None else read_jobs(jobs), days)
         place = workload.place if jobs is None else Place(nodes, gpus_per_node, parse_fence(fence))
-        setups = remedies(place, trace, services)
+        setups = remedies(place, trace, services) if not policy else alone(place, policy.split(","))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("", total=len(setups))
             results = simulate_all(setups, trace, processes, lambda _: progress.advance(bar))
@@ -54,7 +57,7 @@ def story(
         return
     for table in tables:
         sys.stdout.write(_line(table, tables[0]) + "\n")
-    if jobs is None:
+    if jobs is None and not policy:
         sys.stdout.write(_bound(tables) + "\n")
 
 

@@ -3,11 +3,11 @@
 Who goes next is `fair.Line` over the queues, who fits, who yields and where room is kept is `PlacementEngine`, with the
 services' defaults; here is only what the ledger, the watcher and the binder do around it, in virtual time and without
 delay: victims leave and beneficiaries start at once. A tenant is a queue; a fence is what it deserves. Run times are
-never declared, so that nobody is lent kept room, and ends are predicted from earlier runs of the same queue and size.
+never declared; ends are predicted from earlier runs of the same queue and size. Who moves is placed again at once.
 
-Not played: several replicas, refusals by the ledger, and the rule
-that bounds evaluations of hopeless jobs. Who cannot fit by a count of free GPUs, and may evict nobody, is not put to
-the engine: its answer is known. Who found nobody to yield asks for evictions again after a minute.
+Not played: several replicas, refusals by the ledger, and the rule that bounds evaluations of hopeless jobs. Who cannot
+fit by a count of free GPUs, and may evict or move nobody, is not put to the engine: its answer is known. Who found
+nobody to yield asks for evictions again after a minute, and for moves after MOVES_AGAIN_S.
 """
 
 from __future__ import annotations

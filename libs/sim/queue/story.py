@@ -125,3 +125,9 @@ def remedies(place: Place, jobs: Sequence[TraceJob], services: bool = True) -> l
     if services:
         found.append(setup("ours, services' order", "services", False, False, False))
     return found
+
+
+def alone(place: Place, policies: Sequence[str]) -> list[Setup]:
+    """One pool with the fences as guaranteed shares, under each of these policies."""
+    names = [name.strip() for name in policies]
+    return [Setup(place.nodes, place.gpus_per_node, name, place.costs, fence=place.fence) for name in names]

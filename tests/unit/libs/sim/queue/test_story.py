@@ -50,10 +50,22 @@ def test_the_remedies_of_a_trace_are_printed_one_a_line(tmp_path: Path, capsys: 
     path = tmp_path / "jobs.csv"
     rows = [f"{n * 10},{600 + n % 7 * 300},{1 + n % 8},{'ab'[n % 3 > 0]}" for n in range(60)]
     path.write_text("submit_s,duration_s,num_gpus,vc\n" + "\n".join(rows) + "\n")
-    story(jobs=path, nodes=3, gpus_per_node=8, fence="a=1,b=2", days=0.5, services=True, processes=1, as_json=False)
+    told = {
+        "jobs": path,
+        "nodes": 3,
+        "gpus_per_node": 8,
+        "fence": "a=1,b=2",
+        "days": 0.5,
+        "processes": 1,
+        "as_json": False,
+    }
+    story(**told, services=True)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("  ")[0].strip() for line in lines] == [
         "base", "+ packing", "+ pooling", OURS, "ours without packing", "ours without pooling",
         "ours without ordering", "ours, services' order",
     ]  # fmt: skip
     assert all("of the load" in line for line in lines)
+    story(**told, policy="fifo-backfill,services-without-moves", services=False)
+    alone = capsys.readouterr().out.splitlines()
+    assert [line.partition("  ")[0].strip() for line in alone] == ["fifo-backfill", "services-without-moves"]
