@@ -2,7 +2,8 @@
 
 A job counts once, when it is first decided, whatever the decision was; how often it is tried again does not matter.
 Counts are whole numbers, halved when they have grown large, so that an old mix fades. What one owner may contribute is
-capped: a crash loop, or a tenant with very many jobs, moves the mix by no more than its cap.
+capped: of two owners each is half of it, of three a third, of four or more nobody is more than a quarter. So a crash
+loop, or a tenant with very many jobs, moves the mix by no more than that; one owner alone is all of it.
 
 The same jobs in the same order give the same mix in every process.
 
@@ -13,6 +14,7 @@ counted. A slot is replaced as a whole, so doing that twice does no harm.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -26,7 +28,7 @@ from libs.engine.recent import Recent
 FADE: Final = 16_384
 #: Job keys remembered at the least, so that a job counts once.
 REMEMBERED: Final = 65_536
-#: The largest part of the mix that one owner may be, where there are enough others: one quarter.
+#: One owner may be a quarter of the mix, where there are so many; of two a half, of three a third.
 OWNER_PARTS: Final = 4
 #: At most so many shapes are kept; the rarest are forgotten when the counts are halved.
 SHAPES: Final = 1_024
@@ -62,6 +64,16 @@ class Share(NamedTuple):
 
     shape: Shape
     weight: int
+
+
+def name_of(shares: Iterable[Share]) -> str:
+    """Eight hex digits that name a mix by what it is: the same in every process, for the same shapes and weights."""
+    told = hashlib.blake2b(digest_size=4)
+    for shape, weight in shares:
+        told.update(b"%d %d %d %d %d " % (weight, shape.cpu, shape.gpus, shape.milli, shape.mib))
+        if shape.models:
+            told.update("\0".join(shape.models).encode())
+    return told.hexdigest()
 
 
 class MixState(NamedTuple):

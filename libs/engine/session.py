@@ -169,15 +169,12 @@ class Session:
 
     @property
     def fits(self) -> Verdict:
-        """The verdict Fits, naming the policies, and the version of what they have learned."""
+        """The verdict Fits, naming the policies, and what they have learned."""
         policies = self.policies if self.declares else self._plain
         epochs = tuple([policy.epoch() for policy, _ in policies])
         if epochs != self._fits_at:
             self._fits_at = epochs
-            names = [
-                f"{policy.name}@{self.mix.version}" if epoch else policy.name
-                for (policy, _), epoch in zip(policies, epochs, strict=True)
-            ]
+            names = [f"{p.name}@{p.learned}" if p.learned else p.name for p, _ in policies]
             self._fits = Verdict(kind=FITS.kind, policy="+".join(names))
         return self._fits
 

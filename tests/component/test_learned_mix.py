@@ -11,7 +11,7 @@ from libs.contracts.topics import MIX
 from libs.domain import keys
 from libs.domain.jobs import partition_of
 from libs.engine.core import PlacementEngine
-from libs.engine.mix import COUNT, ONE
+from libs.engine.mix import COUNT, ONE, name_of
 from services.placement.app import Placement
 from tests.component.placement_scene import PARTITIONS, Scene, binder, placement, running, scene
 
@@ -137,4 +137,4 @@ async def test_the_verdict_names_the_version_of_what_was_learned() -> None:
             await s.until(lambda: counted(service) == 3)
             engine = service.state.view.engine
             assert isinstance(engine, PlacementEngine)
-            assert engine._session.fits.policy == f"drystone@{engine._session.mix.version}"
+            assert engine._session.fits.policy == f"drystone@{name_of(engine._session.mix.shares())}"

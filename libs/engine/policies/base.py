@@ -85,6 +85,11 @@ class Policy(Protocol):
         """Grows when scores change although no node did."""
         ...
 
+    @property
+    def learned(self) -> str:
+        """Names what was learned and is scored by since `epoch` grew, alike wherever it is alike. Empty: nothing."""
+        ...
+
     def one(self, node: NodeState, ask: Ask, tight: int) -> int: ...
 
     def many(self, nodes: Columns, ask: Ask, tight: Ints) -> Ints: ...
@@ -110,6 +115,10 @@ class Base:
 
     def epoch(self) -> int:
         return 0
+
+    @property
+    def learned(self) -> str:
+        return ""
 
     def choose(self, node: NodeState, ask: Ask) -> tuple[GpuGrant, ...] | None:
         return node.choose(ask)

@@ -69,6 +69,10 @@ class Drystone(Base):
     def epoch(self) -> int:
         return self._tables.epoch()
 
+    @property
+    def learned(self) -> str:
+        return self._tables.learned
+
     def _gather(self, shares: list[Share]) -> list[Share]:
         """The mix and the prior; with weight 0, tasks of the mix that name models as they would be without."""
         snapshot = self.around.snapshot

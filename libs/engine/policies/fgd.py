@@ -41,6 +41,10 @@ class Fgd(Base):
     def epoch(self) -> int:
         return self._tables.epoch()
 
+    @property
+    def learned(self) -> str:
+        return self._tables.learned
+
     def one(self, node: NodeState, ask: Ask, tight: int) -> int:  # noqa: ARG002
         gain = self._tables.usable.lost(node, ask) + ask.gpu_milli * ONE
         return bisect_right(_STEPS, gain)

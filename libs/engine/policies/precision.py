@@ -16,6 +16,7 @@ needs it was seen. A model that the table does not know counts as the average of
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 import numpy as np
@@ -49,6 +50,7 @@ class PrecisionPolicy(Base):
         self._epoch = 0
         self._made_for: tuple[int, int] | None = None
         self._idle = 0
+        self._learned = ""
         self._names: list[str] = []
         self._known: list[str] = []
         self._speeds: dict[str, list[int]] = {}
@@ -95,6 +97,10 @@ class PrecisionPolicy(Base):
             found = self._lost[kind] = self._lost_by(kind)
         return found
 
+    @property
+    def learned(self) -> str:
+        return self._learned
+
     # -- tables -----------------------------------------------------------------------------------------------------
     def _make(self) -> None:
         """Prices by the demand and by what is idle. Models stand in the order of their names: codes depend on the order
@@ -109,6 +115,8 @@ class PrecisionPolicy(Base):
             self._speeds[precision] = [around.table.gflops(name, precision) or 0 for name in self._known]
         supply = self._supply()
         counts = around.precisions.counts
+        told = repr(sorted(tuple(item) for item in counts.items())).encode()
+        self._learned = hashlib.blake2b(told, digest_size=4).hexdigest() if counts else ""
         total = max(sum(counts.values()), 1)
         weights = {Kind(precision, False): max(total // PRIOR, 1) for precision in PRECISIONS}
         for kind, count in counts.items():

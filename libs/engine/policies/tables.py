@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from libs.engine.mix import Shape, Share, TypicalMix
+from libs.engine.mix import Shape, Share, TypicalMix, name_of
 from libs.engine.policies.kinds import Kinds
 from libs.engine.policies.usable import Usable
 from libs.engine.snapshot import Snapshot
@@ -44,6 +44,8 @@ class Tables:
         self._kinds_for: tuple[frozenset[Shape], int, int, int, int] | None = None
         self._kinds_made = Kinds(snapshot, ())
         self.usable = Usable(self._kinds_made, [])
+        #: Names the mix that the tables were made of, empty before the first task was seen.
+        self.learned = ""
 
     def epoch(self) -> int:
         """How many times the tables were made; makes them where that is due."""
@@ -55,7 +57,9 @@ class Tables:
             and (mix.decided - self._made_at >= LEAST_TASKS or snapshot.gpu_free > 2 * self._idle)
             and IDLE_PARTS * abs(snapshot.gpu_free - self._idle) > self._idle
         ):
-            shares = self._gather(mix.shares())
+            typical = mix.shares()
+            self.learned = name_of(typical) if typical else ""
+            shares = self._gather(typical)
             kinds = self._kinds(frozenset([share.shape for share in shares]))
             self.usable = Usable(kinds, self._weigh(kinds, shares))
             # The vectors may have grown wider meanwhile.

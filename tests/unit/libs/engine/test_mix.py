@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from libs.engine.api import PendingJob
@@ -34,6 +35,21 @@ def test_a_crash_loop_moves_the_mix_by_its_owners_part_and_no_more() -> None:
     for i in range(5000):
         mix.learn(job(f"crash{i}", tenant="looping", gpus=8))
     assert weights(mix)[8] <= 0.25
+
+
+@pytest.mark.parametrize("others", range(7))
+@pytest.mark.parametrize("tasks", [[1], [3], [1, 7, 2], [40, 1]])
+def test_of_two_owners_nobody_is_more_than_half_of_three_a_third_of_more_a_quarter(
+    others: int, tasks: list[int]
+) -> None:
+    mix = TypicalMix()
+    for owner in range(others):
+        for i in range(tasks[owner % len(tasks)]):
+            mix.learn(job(f"{owner}-{i}", tenant=f"team{owner}", gpus=1))
+    for i in range(2000):
+        mix.learn(job(f"loop{i}", tenant="looping", gpus=8))
+    part = 1 / min(others + 1, 4)
+    assert part - 0.006 < weights(mix)[8] <= part + 0.001
 
 
 def test_owners_in_their_bounds_count_in_full() -> None:

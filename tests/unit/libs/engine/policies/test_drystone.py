@@ -93,10 +93,26 @@ def test_nodes_that_differ_by_a_little_cpu_are_one_kind_of_whole_node() -> None:
     assert share.shape.cpu <= 95_000
 
 
-def test_the_verdict_names_the_version_of_the_mix() -> None:
-    engine = cluster().node("n").into(PlacementEngine(EngineConfig(weights={"drystone": 1})))
-    versions = [engine.decide([pod(f"p{i}", gpus=1)])[0].verdict.policy for i in range(3)]
-    assert versions == ["drystone@0", "drystone@1", "drystone@2"]
+def test_the_verdict_names_the_mix_that_decided_and_replicas_name_the_same_one_alike() -> None:
+    def names(engine: PlacementEngine, *gpus: int) -> list[str]:
+        return [engine.decide([pod(f"p{at}", gpus=n)])[0].verdict.policy for at, n in enumerate(gpus)]
+
+    def fresh() -> PlacementEngine:
+        return cluster().node("n").into(PlacementEngine(EngineConfig(weights={"drystone": 1})))
+
+    engine = fresh()
+    first, second, third = names(engine, 1, 2, 1)
+    assert first == "drystone", "nothing was learned by then"
+    assert second.startswith("drystone@")
+    assert second != third, "the mix is another one"
+    assert names(fresh(), 1, 2, 1) == [first, second, third]
+    assert names(fresh(), 2, 1, 1)[2] == third, "the same tasks in another order are the same mix"
+    assert names(fresh(), 4, 1, 1)[2] not in (second, third)
+    engine.decide([pod("q", gpus=1)])
+    restarted = fresh()
+    restarted.recall(engine.learned())
+    (told,) = names(restarted, 1)
+    assert told == engine.decide([pod("r", gpus=1)])[0].verdict.policy, "its counter starts anew, the name does not"
 
 
 def test_what_was_learned_outlives_the_process() -> None:
