@@ -12,7 +12,8 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `start`, `start_low`, `start_high`: when it is expected to start, seconds since the epoch, 0: not known; `basis`
     says from what. `bound_s`: the most seconds that it waits from now as long as its queue asks for no more than its
-    part of the cluster, 0: none can be given; `bound_basis` says what that rests on.
+    part of the cluster, 0: none can be given; `bound_basis` says what that rests on. `expects_s`: how long it is
+    expected to wait at the longest, by what nothing enforces, 0: not known; `expects_basis` says by what.
 
     `kept_on` are nodes where room is being kept for it, `kept_for` other jobs for which room is being kept anywhere.
     `evicts` names the tasks that leave for it, by `rule`.
@@ -34,3 +35,5 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     kept_for: tuple[str, ...] = ()
     evicts: tuple[str, ...] = ()
     rule: str = ""
+    expects_s: int = 0
+    expects_basis: str = ""

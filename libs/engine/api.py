@@ -251,9 +251,15 @@ class Engine(Protocol):
         again."""
         ...
 
-    def longest_left(self, now: float, *, gpus: bool = True) -> float | None:
-        """The most seconds that any running task has left, where declared or earlier run times tell of all; else
-        None. With `gpus` only of those that have some: others are not waited for by who asks for GPUs."""
+    def in_turn(self, jobs: Sequence[PendingJob], now: float) -> list[Reserved | None]:
+        """As `reserve`, of jobs one behind the other, each beside what those before it found; up to the first that
+        finds nothing."""
+        ...
+
+    def longest_left(self, now: float, *, gpus: bool = True, declared: bool = False) -> float | None:
+        """The most seconds that any running task has left, where declared or earlier run times tell of all (`declared`:
+        where all declared it); else None. Nothing enforces either. With `gpus` only of those that have some: others are
+        not waited for by who asks for GPUs."""
         ...
 
     def owed(self, jobs: Sequence[PendingJob], now: float) -> str:

@@ -26,9 +26,10 @@ from libs.engine.ask import ask_key
 from libs.engine.capacity import Capacity
 from libs.engine.consolidate.plan import Limits
 from libs.engine.fair import NO_MODELS, Line, Place, Shares, amounts_of, asked, everything, models_of
+from libs.engine.fair.runs import Basis
 from libs.engine.filters import CODES
 from libs.engine.mix import MixState
-from libs.engine.reserve import backfill, reserve
+from libs.engine.reserve import backfill, in_turn, reserve
 from libs.engine.session import Session
 from libs.engine.topology.evicting import act
 from libs.engine.topology.parts import demanding
@@ -200,6 +201,10 @@ class PlacementEngine:
         self._session.begin(now)
         return reserve(self._session, job)
 
+    def in_turn(self, jobs: Sequence[PendingJob], now: float) -> list[Reserved | None]:
+        self._session.begin(now)
+        return in_turn(self._session, jobs)
+
     def backfill(self, job: PendingJob, lenders: Sequence[str], now: float) -> tuple[Placement, ...]:
         self._session.now = now
         return backfill(self._session, job, lenders)
@@ -208,14 +213,14 @@ class PlacementEngine:
         self._session.now = now
         return borrows(self._session, job)
 
-    def longest_left(self, now: float, *, gpus: bool = True) -> float | None:
+    def longest_left(self, now: float, *, gpus: bool = True, declared: bool = False) -> float | None:
         runs, longest = self._session.runs, 0.0
         for task in self._session.running.by_uid.values():
             if task.charge.gpus or not gpus:
-                high = runs.end_of(task, now).high
-                if high == inf:
+                end = runs.end_of(task, now)
+                if end.high == inf or (declared and end.basis is not Basis.DECLARED):
                     return None
-                longest = max(longest, high - now)
+                longest = max(longest, end.high - now)
         return longest
 
     def owed(self, jobs: Sequence[PendingJob], now: float) -> str:

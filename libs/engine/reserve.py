@@ -28,6 +28,7 @@ from libs.engine.api import PendingJob, Placement, Reserved, RunningTask, Start
 from libs.engine.fair.runs import UNKNOWN, Basis, End
 from libs.engine.feasible import Feasibility
 from libs.engine.session import Session
+from libs.engine.statement import Statement
 from libs.engine.topology.evicting import choices
 
 LOOKED_AT: Final = 256
@@ -64,12 +65,29 @@ def reserve(session: Session, job: PendingJob) -> Reserved | None:
     return None
 
 
-def _reserve(session: Session, job: PendingJob) -> Reserved | None:
+def in_turn(session: Session, jobs: Sequence[PendingJob]) -> list[Reserved | None]:
+    """Where each of these could start soonest beside those before it, which are taken to have what they found for good:
+    one entry for each up to the first that finds nothing. Who demands domains of a topology is not tried."""
+    found: list[Reserved | None] = []
+    statement = session.statement()
+    try:
+        for job in jobs:
+            demands = any(task.topology is not None and task.topology.required for task in job.tasks)
+            found.append(None if demands else _reserve(session, job, statement))
+            if found[-1] is None:
+                break
+        return found
+    finally:
+        statement.rollback()
+
+
+def _reserve(session: Session, job: PendingJob, within: Statement | None = None) -> Reserved | None:
+    """`within`: what it takes stays taken there."""
     need = gang.minimum(job)
     door = gang.door(job, need)
     if door.refused is not None or not door.usable:
         return None
-    statement = session.statement()
+    statement = within or session.statement()
     placements: list[Placement] = []
     placed: list[Task] = []
     ends: list[End] = []
@@ -109,7 +127,8 @@ def _reserve(session: Session, job: PendingJob) -> Reserved | None:
             return None
         return Reserved(tuple(placements), start_of(ends), _yielding(session, job, door.usable, leaving))
     finally:
-        statement.rollback()
+        if within is None:
+            statement.rollback()
 
 
 def _yielding(session: Session, job: PendingJob, tasks: Sequence[Task], leaving: Sequence[RunningTask]) -> bool:

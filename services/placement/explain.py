@@ -26,6 +26,7 @@ from libs.engine.fair.little import LEVELS
 from libs.engine.fair.shares import parent_of
 from services.placement.jobs import Job
 from services.placement.lines import QUEUES, Ask, Elsewhere, Heard, told_of
+from services.placement.proofs import Proofs
 from services.placement.settings import PlacementSettings
 from services.placement.state import State
 
@@ -40,13 +41,10 @@ _STEP: Final = 64
 _OVERALL: Final = 256
 _BEHIND: Final = 3
 #: Starts are worked out for so many in front of each queue, and anew no sooner than this.
-_FRONT: Final = 1
+_FRONT: Final = 8
 _START_S: Final = 30.0
 #: Between two of them, whichever queues they are of: one takes some milliseconds.
 _BETWEEN_S: Final = 0.5
-#: What a queue is owed is proven for so many of its first jobs, as often as starts are worked out.
-_OWED: Final = 16
-_PROOFS: Final = (_OWED, 4, 1)
 
 
 @dataclass(slots=True)
@@ -65,15 +63,18 @@ class _Picture:
     #: The longest that a running task has left, where that is known of all; seconds: of those with GPUs, of all.
     longest: float | None = None
     longest_of_all: float | None = None
+    #: The same where all of them declared it.
+    declared: bool = False
+    declared_of_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Proof:
-    """That these jobs of a queue fit into what others have to give back; `why` is said of those behind them."""
+class _Starts:
+    """When the first of a queue are expected to start, by key. `yielding`: of the first, see `Reserved`."""
 
     at: float
-    jobs: frozenset[str]
-    why: str
+    by_key: dict[str, Start]
+    yielding: bool = False
 
 
 class Explainer:
@@ -81,11 +82,10 @@ class Explainer:
         self._state = state
         self._settings = settings
         self._picture = _Picture()
-        self._starts: dict[str, tuple[float, str, Start]] = {}
+        self._starts: dict[str, _Starts] = {}
         self._told: dict[str, Turn] = {}
         self._next_start = float("-inf")
-        self._owed: dict[str, _Proof] = {}
-        self._next_proof = float("-inf")
+        self._proofs = Proofs(state, settings)
         #: What other replicas tell of their lines, and whether there are any to be told of ours.
         self.heard = Heard()
         self.shared = False
@@ -108,6 +108,7 @@ class Explainer:
         behind = sorted(line[max(0, before - _BEHIND) : before] + elsewhere.just_before(queue, place, _BEHIND))
         start = self._start(job, position, now, wall)
         bound, bound_basis = self._bound(job, position, now, wall)
+        expects, expects_basis = self._expects(job, position, wall)
         evicting = job.evicting
         pods = self._state.view.pods
         turn = Turn(
@@ -129,6 +130,8 @@ class Explainer:
             if evicting is not None
             else (),
             rule=evicting.rule if evicting is not None else "",
+            expects_s=expects,
+            expects_basis=expects_basis,
         )
         told = self._told.get(key)
         if told is not None and _alike(told, turn):
@@ -190,10 +193,12 @@ class Explainer:
         picture.kept = tuple(sorted(state.view.engine.kept()))
         picture.longest = state.view.engine.longest_left(wall)
         picture.longest_of_all = state.view.engine.longest_left(wall, gpus=False)
+        picture.declared = state.view.engine.longest_left(wall, declared=True) is not None
+        picture.declared_of_all = state.view.engine.longest_left(wall, gpus=False, declared=True) is not None
         yield
         self._told = {key: turn for key, turn in self._told.items() if key in state.waiting}
         self._starts = {queue: start for queue, start in self._starts.items() if queue in picture.lines}
-        self._owed = {queue: proof for queue, proof in self._owed.items() if queue in picture.lines}
+        self._proofs.keep(picture.lines)
         self._picture = picture
 
     def _age(self, demand: Mapping[str, Amounts], wall: float) -> None:
@@ -229,92 +234,81 @@ class Explainer:
             return job.gathering.start
         if position > _FRONT or job.evicting is not None or job.earmarks:
             return Start()  # who has room coming needs no forecast, which costs a look at every node per task
-        at, key, start = self._starts.get(job.head.queue, (float("-inf"), "", Start()))
-        if key == job.head.key and now - at < _START_S:
-            return start
-        if now < self._next_start:
-            return start if key == job.head.key else Start()
-        self._next_start = now + _BETWEEN_S
-        state = self._state
-        reserved = state.view.engine.reserve(state.pending.to_engine(job, may_evict=False), wall)
-        start = reserved.start if reserved is not None else Start()
-        self._starts[job.head.queue] = (now, job.head.key, start)
-        return start
+        queue, key = job.head.queue, job.head.key
+        found = self._starts.get(queue)
+        if found is not None and now - found.at < _START_S and key in found.by_key:
+            return found.by_key[key]
+        if now >= self._next_start and (found is None or now - found.at >= _BETWEEN_S * _FRONT):
+            self._next_start = now + _BETWEEN_S
+            found = self._starts[queue] = self._in_turn(queue, now, wall)
+        return found.by_key.get(key, Start()) if found is not None else Start()
+
+    def _in_turn(self, queue: str, now: float, wall: float) -> _Starts:
+        """Each of the first of a queue beside those before it, up to one whom another replica has."""
+        state, picture = self._state, self._picture
+        line: list[Job] = []
+        for number, place in enumerate(picture.lines.get(queue, ())[:_FRONT]):
+            job = state.pending.jobs.get(place[3])
+            if job is None or picture.elsewhere.before(queue, place) or number != len(line):
+                break
+            line.append(job)
+        asking = [job for job in line if job.gathering is None and job.evicting is None and not job.earmarks]
+        found = state.view.engine.in_turn([state.pending.to_engine(job, may_evict=False) for job in asking], wall)
+        by_key = {
+            job.head.key: reserved.start if reserved is not None else Start()
+            for job, reserved in zip(asking, found, strict=False)
+        }
+        return _Starts(now, by_key, yielding=bool(found and found[0] is not None and found[0].yielding))
+
+    def _expects(self, job: Job, position: int, wall: float) -> tuple[int, str]:
+        """How long it is expected to wait at the longest by the run times of what runs, which nothing enforces: each up
+        to it in its queue has one turn of room kept for it, from when it has waited too long where those in the way
+        yield only then."""
+        settings, picture, shares = self._settings, self._picture, self._state.view.engine.shares
+        gpus = everything(job.waiting)[0] > 0
+        longest = picture.longest if gpus else picture.longest_of_all
+        if settings.placement_reserve_s <= 0 or longest is None:
+            return 0, ""
+        if any(shares.named(parent_of(one)) for one in ancestors(job.head.queue) if shares.compared(parent_of(one))):
+            return 0, ""
+        turn = settings.placement_reserve_after_s + max(settings.placement_reserve_s, 1.25 * longest + 60.0)
+        expects, basis = position * turn, "declared run times of what runs"
+        if not (picture.declared if gpus else picture.declared_of_all):
+            basis = "run times of what runs, some as predicted from earlier runs"
+            starts = self._starts.get(job.head.queue)
+            if settings.placement_little_service and (starts is None or starts.yielding):
+                expects += max(0.0, settings.placement_overdue_s - (wall - job.head.created))
+                basis += ", and room that is kept once it has waited too long"
+        return math.ceil(expects), basis
 
     def _bound(self, job: Job, position: int, now: float, wall: float) -> tuple[int, str]:
         """The most that it waits, while its queue and all above ask for no more than their parts and nobody comes who
-        stands before it. Each job before it in its queue has such a turn as well, one after the other at the worst.
-        0 and the reason where nothing is certain."""
+        stands before it: each job before it in its queue has such a turn as well, one after the other at the worst.
+        0 and the reason where nothing is certain. Run times that were declared or predicted make no bound: nothing
+        enforces them, and what starts before room is kept may run for longer."""
         shares, settings, queue = self._state.view.engine.shares, self._settings, job.head.queue
         picture = self._picture
-        by_model = False
         for one in ancestors(queue):
             if not shares.compared(parent_of(one)):
                 continue  # all of what is above is its part, and only its own line stands before it
-            by_model |= bool(shares.named(parent_of(one)))
             wanted = plus(shares.use(one), picture.demand.get(one, NOTHING))
             if any(w > p + 1e-6 for w, p in zip(wanted, shares.part(one)[:3], strict=True)):
                 return 0, "its queue asks for more than its part of the cluster"
-        if job.gathering is not None and job.gathering.start.high:
-            return max(1, math.ceil(job.gathering.until - now)), f"room is kept for it; {job.gathering.start.basis}"
-        bounds: list[tuple[float, str]] = []
-        after = settings.placement_reserve_after_s
-        longest = picture.longest if everything(job.waiting)[0] else picture.longest_of_all
-        if settings.placement_reserve_s > 0 and longest is not None and not by_model:
-            turn = after + max(settings.placement_reserve_s, 1.25 * longest + 60.0)
-            bounds.append((position * turn, "a reservation and the run times of what runs"))
-        why = "shares are by model of GPU" if by_model else "run times of what runs are unknown"
+        why = "nothing enforces when what runs ends"
         specs = [spec for one in ancestors(queue) if (spec := shares.spec(one)) is not None]
-        if any(spec.deserved != Quota() for spec in specs):
-            reason = self._not_owed(job, position, now, wall)
-            if reason:
-                why += f", and {reason}"
-            else:
-                turn = settings.placement_evicting_s
-                basis = f"others give back what it deserves, their pods ending within {turn:g} s"
-                bounds.append((position * turn + self._gathers(queue, position, now), basis))
-        if not bounds:
+        if all(spec.deserved == Quota() for spec in specs):
             return 0, why
-        bound, basis = min(bounds)
-        return math.ceil(bound), basis
+        reason = self._proofs.reason(job, self._picture.lines.get(queue, []), position, now, wall)
+        if reason:
+            return 0, f"{why}, and {reason}"
+        turn = settings.placement_evicting_s
+        basis = f"as long as others have as much to give back of what it deserves, their pods ending within {turn:g} s"
+        return math.ceil(position * turn + self._gathers(queue, position, now)), basis
 
     def _gathers(self, queue: str, position: int, now: float) -> float:
         """For how long room is kept for one of the first jobs of a queue: meanwhile it makes nobody leave."""
         jobs = (self._state.pending.jobs.get(place[3]) for place in self._picture.lines[queue][:position])
         return max((job.gathering.until - now for job in jobs if job is not None and job.gathering), default=0.0)
-
-    def _not_owed(self, job: Job, position: int, now: float, wall: float) -> str:
-        """Why it is not certain that others give back enough for the job and all before it; empty where it is."""
-        queue = job.head.queue
-        before = self._picture.lines.get(queue, [])[:position]
-        if position > _OWED:
-            return f"what others give back is certain for the first {_OWED} only"
-        if len(before) < position or before[-1][3] != job.head.key:
-            return "jobs of its queue that another replica has stand before it"
-        proof = self._owed.get(queue)
-        if (proof is None or now - proof.at >= _START_S) and now >= self._next_proof:
-            self._next_proof = now + _BETWEEN_S
-            proof = self._owed[queue] = self._proven(queue, now, wall)
-        if proof is None or now - proof.at >= 2 * _START_S:
-            return "what others have to give back is not worked out yet"
-        return "" if proof.jobs.issuperset(place[3] for place in before) else proof.why
-
-    def _proven(self, queue: str, now: float, wall: float) -> _Proof:
-        state = self._state
-        line = [job for place in self._picture.lines[queue][:_OWED] if (job := state.pending.jobs.get(place[3]))]
-        why = ""
-        for count in _PROOFS:
-            # For whom others leave already, or have left, has its room; what gathers may never be enough.
-            waiting = [job for job in line[:count] if job.evicting is None and (job.gathering or not job.earmarks)]
-            asking = [state.pending.to_engine(job, may_evict=True) for job in waiting]
-            if any(job.evictions >= self._settings.placement_evictions for job in waiting):
-                reason = "others were made to leave for it often enough, or for one before it"
-            else:
-                reason = state.view.engine.owed(asking, wall) if asking else ""
-            if not reason:
-                return _Proof(now, frozenset(job.head.key for job in line[:count]), why)
-            why = reason
-        return _Proof(now, frozenset(), why)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -347,6 +341,8 @@ def sentence(turn: Turn) -> str:
         parts.append(f"waits at most {turn.bound_s} s more while its queue stays within its part ({turn.bound_basis})")
     elif turn.bound_basis:
         parts.append(f"no bound on its waiting: {turn.bound_basis}")
+    if turn.expects_s and not turn.bound_s:
+        parts.append(f"expected to wait no longer than about {turn.expects_s} s more ({turn.expects_basis})")
     return "; ".join(parts)
 
 
@@ -390,6 +386,8 @@ def _alike(told: Turn, turn: Turn) -> bool:
         and told.evicts == turn.evicts
         and _near(told.start, turn.start, 60.0)
         and _near(told.bound_s, turn.bound_s, max(60.0, told.bound_s / 4))
+        and told.expects_basis == turn.expects_basis
+        and _near(told.expects_s, turn.expects_s, max(60.0, told.expects_s / 4))
     )
 
 

@@ -47,7 +47,9 @@ async def test_the_first_two_of_a_queue_below_its_share_wait_for_one_eviction_ea
         await guests(w, *[1] * 8)
         first, second = await waiting(w, *(w.job(f"p{n}", 1, queue="owner", at=n) for n in range(2)))
         assert (first.bound_s, second.bound_s) == (600, 1200)
-        assert first.bound_basis == "others give back what it deserves, their pods ending within 600 s"
+        assert first.bound_basis == (
+            "as long as others have as much to give back of what it deserves, their pods ending within 600 s"
+        )
 
 
 async def test_who_was_told_a_bound_is_helped_as_soon_as_it_may_make_others_leave() -> None:
@@ -78,7 +80,7 @@ async def test_a_guest_that_may_stay_for_ever_was_passed_over_and_a_bound_was_pr
         stay(w, "g3", **why)
         (turn,) = await waiting(w, w.job("whole", 8, queue="owner", at=1.0))
         assert turn.bound_s == 0
-        assert turn.bound_basis == f"run times of what runs are unknown, and {said}"
+        assert turn.bound_basis == f"nothing enforces when what runs ends, and {said}"
 
 
 @pytest.mark.parametrize(
@@ -163,4 +165,4 @@ async def test_pods_without_gpus_hold_up_who_asks_for_none_and_their_run_times_c
     async with world(node("n1", gpus=0, cpu=8000)) as w:
         await guests(w, *[0] * 8, cpu=1000)
         (turn,) = await waiting(w, w.job("p", 0, cpu=2000, at=1.0))
-        assert (turn.bound_s, turn.bound_basis) == (0, "run times of what runs are unknown")
+        assert (turn.bound_s, turn.bound_basis) == (0, "nothing enforces when what runs ends")

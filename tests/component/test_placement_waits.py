@@ -24,7 +24,7 @@ def large(w: World, at: float) -> Job:
     return job
 
 
-async def test_an_aged_pod_of_a_whole_node_starts_within_the_bound_that_was_said() -> None:
+async def test_an_aged_pod_of_a_whole_node_starts_within_what_was_expected_where_all_end_as_they_declare() -> None:
     async with world(node("n1"), node("n2"), placement_reserve_after_s=30, placement_reserve_s=300) as w:
         draw = random.Random(1)
         w.runs = lambda key: 1e6 if key.endswith("large") else draw.uniform(40, 100)
@@ -32,8 +32,9 @@ async def test_an_aged_pod_of_a_whole_node_starts_within_the_bound_that_was_said
         job = large(w, 100.0)
         await w.play(110.0)
         turn = w.explainer.turn_of(job, w.clock.now, w.clock.wall())
-        assert turn is not None and turn.bound_s, "every running task declares its run time"
-        bound, said_at = turn.bound_s, w.clock.now
+        assert turn is not None and turn.expects_s, "every running task declares its run time"
+        assert (turn.bound_s, turn.expects_basis) == (0, "declared run times of what runs"), "which nothing enforces"
+        bound, said_at = turn.expects_s, w.clock.now
         assert bound <= turn.position * (30 + 300)
         await w.play(1500.0, done=lambda: job.head.key in w.started)
         assert w.started[job.head.key] - said_at <= bound
