@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from libs.engine.policies import POLICIES
 from libs.sim import table
 from libs.sim.study import Study, run_study
 from libs.sim.table import BASELINES, SEEDS, Cell, bound_key, cells, digest, lists_in, published, write
@@ -42,7 +43,15 @@ def test_lists_are_found_by_name_and_published_figures_by_list_and_policy(tmp_pa
     )
     assert list(lists_in(tmp_path)) == ["default", "zeta"]
     assert published(tmp_path) == {("default", "fgd"): 4.75}
-    assert {cell.policy for cell in cells(["default"])} == {"drystone", *BASELINES}
+    # Whatever the command knows, but the one that only scores tasks that declare a precision: these lists have none.
+    assert {cell.policy for cell in cells(["default"])} == set(POLICIES) - {"precision"}
+
+
+def test_policies_without_published_figures_have_a_table_of_their_own() -> None:
+    known = {Cell("default", "random", p, SEEDS).key: result(9.0) for p in (*BASELINES, "drystone")}
+    assert "| spread |" in write(known, ["default"], {})
+    known[Cell("default", "random", "spread", SEEDS).key] = result(12.34)
+    assert "| default | 9.00 |  |  |  |  |  | 12.34 |" in write(known, ["default"], {})
 
 
 @pytest.mark.parametrize("source", ["engine/policies/fgd.py", "engine/scores.py", "engine/looks.py", "sim/world.py"])
