@@ -343,7 +343,7 @@ class Carrier:
     def _measure(self, call: str, answer: Answer, started: float) -> None:
         now = self._clock.monotonic()
         took = now - started
-        metrics.CALLS.labels(call=call, code=str(answer.status)).inc()
+        metrics.called(call, answer.status)
         metrics.WRITE_SECONDS.observe(took)
         enough = answer.status in (0, 429, 503, 504)
         self.window.answered(took, enough=enough, now=now)

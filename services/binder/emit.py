@@ -38,6 +38,8 @@ T = TypeVar("T")
 _LEDGER_BATCH: Final = 256
 #: Between two flushes of a burst, seconds.
 FLUSH_EVERY_S: Final = 0.03
+#: The same where all that landed is bound, so that nobody has to decide again.
+BOUND_EVERY_S: Final = 0.1
 #: Characters that are told of why a task was not bound.
 _WHY: Final = 600
 
@@ -58,6 +60,7 @@ class Emitter:
         self._ended: list[PlanInHand] = []
         self._letters: list[tuple[Outgoing, InHand]] = []
         self._news = asyncio.Event()
+        self._hasty = False
         self._flushing = False
         self._flushed_at = float("-inf")
         self._pace = Pace()
@@ -88,9 +91,10 @@ class Emitter:
 
     def _land(self, write: Write, landed: Landed, why: str, uid: str = "") -> None:
         assignment = write.assignment
+        self._hasty = self._hasty or landed is not Landed.BOUND
         lasting = write.lasting and landed is Landed.REFUSED
         outcome = TaskOutcome(assignment.task, landed, cut(why, _WHY), uid, assignment.node, lasting)
-        metrics.LANDED.labels(landed=landed.value).inc()
+        metrics.LANDED_AS[landed].inc()
         for each in (write, *write.same):
             hand = each.hand
             hand.outcomes.append(outcome)
@@ -106,6 +110,7 @@ class Emitter:
     def letter(self, record: Outgoing, held: InHand) -> None:
         self._letters.append((record, held))
         metrics.DEAD_LETTERS.inc()
+        self._hasty = True
         self._news.set()
 
     # -- flushing ------------------------------------------------------------------------------------------------------
@@ -118,11 +123,10 @@ class Emitter:
         while True:
             await self._news.wait()
             # Nobody waits for a report by the millisecond, and each costs a ledger call and a publication: the first
-            # leaves at once, those of a burst together.
-            now = self._clock.monotonic()
-            pause = max(self._pace.pause(now), FLUSH_EVERY_S - (now - self._flushed_at))
-            if pause > 0:
-                await self._clock.sleep(pause)
+            # leaves at once, those of a burst together. In steps: what lands meanwhile may be more urgent.
+            paced = (now := self._clock.monotonic()) + self._pace.pause(now)
+            while (pause := max(paced, self._gathered_at()) - self._clock.monotonic()) > 0:
+                await self._clock.sleep(min(pause, FLUSH_EVERY_S))
             self._flushing = True
             self._flushed_at = self._clock.monotonic()
             self._pace.began(self._flushed_at)
@@ -132,9 +136,13 @@ class Emitter:
                 self._flushing = False
                 self._pace.ended(self._clock.monotonic())
 
+    def _gathered_at(self) -> float:
+        return self._flushed_at + (FLUSH_EVERY_S if self._hasty else BOUND_EVERY_S)
+
     async def flush(self) -> None:
         """Everything that has landed by now. Returns when it is acknowledged; retries passing faults until then."""
         self._news.clear()
+        self._hasty = False
         confirm, self._confirm = self._confirm, defaultdict(dict)
         release, self._release = self._release, defaultdict(list)
         drop, self._drop = self._drop, defaultdict(list)

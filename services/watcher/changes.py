@@ -36,6 +36,19 @@ class Changes:
         return bool(self.nodes or self.nodes_gone or self.queues or self.queues_gone or self.bound or self.gone
                     or self.facts or self.hints or self.victims)  # fmt: skip
 
+    @property
+    def only_bound(self) -> bool:
+        """Whether nothing is to be said but that pods hold the room that was kept for them: the ledger and placement
+        know since they were planned, and nobody waits."""
+        if (
+            self.nodes or self.nodes_gone or self.queues or self.queues_gone or self.gone or self.victims
+            or len(self.facts) != len(self.bound)
+        ):  # fmt: skip
+            return False
+        return all(seen.claim and "pod/" + uid in self.facts for uid, seen in self.bound.items()) and not any(
+            hint.tasks or hint.gone or hint.deleted for hint in self.hints.values()
+        )
+
     def say(self, fact: ClusterFact) -> None:
         self.facts[cluster_key(fact)] = fact
 

@@ -199,6 +199,10 @@ class Picture:
         """Whether somebody waits for what is to be said: tasks to be placed, a job to be ended."""
         return any(hint.tasks or hint.deleted for hint in self._changes.hints.values())
 
+    @property
+    def only_bound(self) -> bool:
+        return self._changes.only_bound
+
     def everything(self) -> Changes:
         """All of it anew, for a ledger or a topic that was lost; what was not taken yet stays among it."""
         for key in self.fact_keys():

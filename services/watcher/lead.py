@@ -64,6 +64,8 @@ CATALOG = frozenset({"priorityclasses", "queues", *_GROUPS})
 _RECHECK_S = 5.0
 #: Reports of what is bound or gone leave at most this often.
 GATHER_S = 0.03
+#: The same of pods that were seen on the room kept for them.
+GATHER_BOUND_S = 0.1
 #: How soon evictions are told, at the soonest.
 _NEWS_S = 0.5
 #: Without a report for so long there is no news.
@@ -123,6 +125,7 @@ class Leadership:
         self._rebuilding = False
         self._reported_at = float("-inf")
         self._pace = Pace()
+        self._telling = False
         self.synced = False
 
     async def run(self) -> None:
@@ -296,18 +299,15 @@ class Leadership:
         pause = Backoff(0.05, 2.0)
         while True:
             await self._changed.wait()
-            if self.synced:
-                # What is bound or gone is reported together; what waits for a decision at once, unless much does.
-                now = self._clock.monotonic()
-                gather = self._pace.pause(now)
-                if not self.picture.urgent:
-                    gather = max(gather, GATHER_S - (now - self._reported_at))
-                if gather > 0:
-                    await self._clock.sleep(gather)
+            # The pace is asked once (while it is waited for, a burst would seem to be over); what arrives meanwhile may
+            # be more urgent than what is there, so the rest is waited for in steps.
+            paced = (now := self._clock.monotonic()) + self._pace.pause(now)
+            while self.synced and (gather := max(paced, self._gathered_at()) - self._clock.monotonic()) > 0:
+                await self._clock.sleep(min(gather, GATHER_S))
             self._changed.clear()
             if not self._listed.issuperset(PATHS):
                 continue
-            self._reported_at = self._clock.monotonic()
+            self._reported_at, self._telling = self._clock.monotonic(), True
             self._pace.began(self._reported_at)
             arrived, self._arrived_at = self._arrived_at, None
             changes = None
@@ -327,9 +327,16 @@ class Leadership:
                     log.warning("ledger unavailable", fault=str(fault))
                     await self._clock.sleep(pause.next())
             pause.reset()
+            self._telling = False
             self._pace.ended(self._clock.monotonic())
             if arrived is not None:
                 metrics.LAG.observe(time.monotonic() - arrived)
+
+    def _gathered_at(self) -> float:
+        """When what is to be said may go: what is bound or gone together, what waits for a decision at once."""
+        if self.picture.urgent:
+            return self._reported_at
+        return self._reported_at + (GATHER_BOUND_S if self.picture.only_bound else GATHER_S)
 
     async def _sweep_now(self) -> None:
         swept = await self._ledger.sweep(self._mark, self.picture.pods.bound(), self._term)
@@ -396,7 +403,10 @@ class Leadership:
                 raise LedgerLost(f"generation {state.generation}, whole: {state.whole}; ours is {self._generation}")
 
     def _looks_lost(self) -> bool:
-        return not self._emitter.dirty and len(self._emitter.acknowledged) != len(self.picture.fact_keys())
+        """Not while anything is still to be told, which would look the same."""
+        if self._telling or self._changed.is_set() or self._emitter.dirty:
+            return False
+        return len(self._emitter.acknowledged) != len(self.picture.fact_keys())
 
     async def _relisted(self, before: Mapping[str, int]) -> None:
         deadline = self._clock.monotonic() + self._settings.slow_pass_s
