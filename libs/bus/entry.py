@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from aiokafka.conn import create_conn
 from aiokafka.errors import (
@@ -14,6 +15,11 @@ from aiokafka.errors import (
 
 from libs.bus.port import BusMisconfigured, BusUnavailable
 from libs.bus.settings import KafkaSettings
+
+#: What one connection takes of a client's arguments.
+_OF_A_CONNECTION: Final = frozenset(
+    {"client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password"}
+)
 
 
 def account(settings: KafkaSettings) -> str:
@@ -35,7 +41,7 @@ async def why_not(settings: KafkaSettings, error: BaseException) -> BusMisconfig
     matter of waiting; everything else may be."""
     unreachable = BusUnavailable(f"no broker answers at {settings.bootstrap}: {error!r}")
     host, _, port = settings.bootstrap.split(",")[0].strip().rpartition(":")
-    known = {k: v for k, v in settings.client().items() if k not in ("bootstrap_servers", "request_timeout_ms")}
+    known = {k: v for k, v in settings.client().items() if k in _OF_A_CONNECTION}
     try:
         async with asyncio.timeout(settings.request_s):
             connection = await create_conn(host, int(port), request_timeout_ms=2000, **known)
