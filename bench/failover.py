@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import redis.asyncio
+from aiokafka.admin import AIOKafkaAdminClient
 
 from bench.pipeline import prepare
 from bench.steady import Recovery, Steady, recovery, spread
+from libs.bus.admin import ensure_topics
+from libs.bus.settings import KafkaSettings
+from libs.contracts.topics import TASKS
 from tools.fleet import Fleet, Member
 from tools.load import Load, LoadError
 from tools.stack import Stack
@@ -39,6 +43,7 @@ LIMIT_S: Final = 120.0
 MOST_UNBOUND: Final = 600
 PAUSE_S: Final = 20.0
 STALL_S: Final = 5.0
+GONE_S: Final = 2.0
 REPLICAS: Final = {"watcher": 2, "placement": 2, "binder": 2, "preemptor": 1, "metrics-collector": 1}
 PARTS: Final = ("etcd", "apiserver", "kafka", "redis", "prometheus")
 
@@ -146,6 +151,32 @@ async def redis_emptied(ground: Ground) -> None:
         await client.aclose()
 
 
+async def redis_full(ground: Ground) -> float:
+    """It refuses all writes for a while, and answers everything else."""
+    client = redis.asyncio.from_url(ground.stack.info.redis_url)
+    try:
+        await client.config_set("maxmemory", "1mb")
+        await asyncio.sleep(STALL_S)
+    finally:
+        await client.config_set("maxmemory", "0")
+        await client.aclose()
+    return time.monotonic()
+
+
+async def topic_made_anew(ground: Ground) -> float:
+    """The one that pods to be placed are told on, and all that is in it."""
+    settings = KafkaSettings(ground.stack.info.kafka_bootstrap)
+    admin = AIOKafkaAdminClient(**settings.client())
+    await admin.start()
+    try:
+        await admin.delete_topics([TASKS.name])
+    finally:
+        await admin.close()
+    await asyncio.sleep(GONE_S)
+    await ensure_topics(settings, create=True, topics=[TASKS], replicas=1)
+    return time.monotonic()
+
+
 async def etcd_stalled(ground: Ground) -> float:
     ground.stack.pause_part("etcd")
     try:
@@ -194,6 +225,12 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "Redis emptied": Scenario(redis_emptied, 15.0, _REBUILD),
     "API server killed and restarted": Scenario(part_killed("apiserver"), 9.4, _LEASE),
     "etcd stalled 5 s": Scenario(etcd_stalled, 9.4, _LEASE),
+    "etcd killed and restarted": Scenario(part_killed("etcd"), 9.4, _LEASE),
+    "Redis refuses writes for 5 s": Scenario(redis_full, 9.4, _LEASE),
+    "drystone.tasks deleted and made anew": Scenario(
+        topic_made_anew, 17.0, "topics looked up every 5 s, session 10 s, heartbeat 1 s, take-over 1 s"
+    ),
+    "Prometheus killed and restarted": Scenario(part_killed("prometheus"), 0.0, "facts age, no more"),
 }
 
 
