@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis.asyncio
 
 from libs.bus.port import Incoming
 from libs.contracts.events import PlansBatch, TasksBatch
@@ -310,26 +309,3 @@ async def until(fits: Callable[[], bool], *, within_s: float = 45.0) -> None:
     while not await asyncio.to_thread(fits):
         assert time.monotonic() < deadline, f"not so within {within_s:g} s"
         await asyncio.sleep(0.02)
-
-
-async def test_a_redis_without_memory_keeps_pods_waiting_and_ends_nobody_and_who_cannot_place_them_says_so(
-    world: World, replicas: Replicas
-) -> None:
-    """Writes are refused while everything else is answered. The leading watcher ended by it, and its successor too."""
-    await world.nodes(1)
-    server = redis.asyncio.Redis.from_url(replicas.info.redis_url)
-    try:
-        await server.config_set("maxmemory", "1mb")
-        await world.create(*(world.pod(f"p-{n}") for n in range(3)))
-        async with asyncio.timeout(30):
-            while True:
-                # Whoever owns none of these pods has nothing to write, and no reason to complain.
-                if not all([await asyncio.to_thread(member.ready) for member in replicas.members("placement")]):
-                    break
-                await asyncio.sleep(0.2)
-        assert bound(await world.until(lambda pods: len(pods) == 3)) == []
-    finally:
-        await server.config_set("maxmemory", "0")
-        await server.aclose()
-    await world.until(lambda pods: len(bound(pods)) == 3, within_s=60)
-    assert [member.name for member in replicas.fleet.members if member.process.poll() is not None] == []
