@@ -195,6 +195,7 @@ class Reader:
         missing = [topic for topic in self._topics if not consumer.partitions_for_topic(topic)]
         if missing:
             self._fault = f"{self._name}: there is no topic {', '.join(missing)}"
+            self._silent_since = now  # nothing is to be heard of it
             return
         places = [tp for tp in consumer.assignment() if tp not in consumer.paused()]
         wall_ms = time.time() * 1000
