@@ -23,8 +23,8 @@ from libs.host.settings import CommonSettings, WrongSettings, read_settings
 from libs.observe import logs
 from libs.observe.health import HealthServer
 from libs.observe.metrics import histogram
-from libs.runtime import held as turns
 from libs.runtime.garbage import collect_rarely
+from libs.runtime.held import Held, watch
 from libs.runtime.lifecycle import Health, Service
 from libs.runtime.phases import Phase, run_phases
 from libs.runtime.tasks import waits_at
@@ -107,7 +107,7 @@ async def _serve(name: str, settings: S, build: Callable[[S, Parts], Service], n
             asyncio.create_task(collect_rarely(_GARBAGE_S.observe), name="garbage"),
             asyncio.create_task(probes.run(), name="do they answer"),
             asyncio.create_task(_turning(), name="turning"),
-            asyncio.create_task(turns.watch(_was_held), name="who holds the loop"),
+            asyncio.create_task(watch(_was_held), name="who holds the loop"),
         ]
         fault = await _until_stopped(service, stop, settings.stop_s, state)
     finally:
@@ -170,7 +170,7 @@ async def _turning() -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _was_held(by: turns.Held) -> None:
+def _was_held(by: Held) -> None:
     _HELD_S.observe(by.seconds)
     say = log.warning if by.seconds >= _HELD_LONG_S else log.debug
     say("event loop held", seconds=round(by.seconds, 3), cpu_s=round(by.cpu_s, 3), at=by.at)
