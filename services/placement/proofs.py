@@ -19,8 +19,8 @@ from services.placement.state import State
 _FRESH_S: Final = 30.0
 #: Between two of them, whichever queues they are of: one takes some milliseconds.
 _BETWEEN_S: Final = 0.5
-#: What a queue is owed is proven for so many tasks of its first jobs, for the fewest
-#: at first, for more as long as those are proven. Where the first 16 are not, for fewer.
+#: What a queue is owed is proven for so many tasks of its first jobs, for the fewest at first, for more as long as
+#: those are proven. Where the first 16 are not, for fewer.
 _PROOFS: Final = (16, 64, 256, 1024)
 _FEWER: Final = (4, 1)
 #: After a proof the next one waits so long for each task, since one takes a quarter of a millisecond.
