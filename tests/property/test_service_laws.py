@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from libs.engine.fair import LittleService
 from libs.engine.order import Services
 from libs.sim.queue.cluster import Cluster
+from libs.sim.queue.facts import MOVES_AFTER_S
 from libs.sim.queue.loop import Costs
 from libs.sim.queue.services import ServicesLoop
 from libs.sim.queue.trace import TraceJob
@@ -47,7 +48,7 @@ def test_evictions_are_paid_for_by_jobs_and_work_and_few_for_each_job(
     made: list[tuple[float, float, int, str]],
 ) -> None:
     came = trace(made)
-    history = ServicesLoop(Cluster(2, 8), Services(RULES), Costs(60, CHECKPOINT), came, {}).run()
+    history = ServicesLoop(Cluster(2, 8), Services(RULES, moves=False), Costs(60, CHECKPOINT), came, {}).run()
     evictions = sorted(at for outcome in history.outcomes for at in outcome.evicted)
     for number, at in enumerate(evictions, 1):
         assert number <= RULES.evictions_per_job * sum(job.submit <= at for job in came) + 1e-9
@@ -59,6 +60,20 @@ def test_evictions_are_paid_for_by_jobs_and_work_and_few_for_each_job(
     held = sum(outcome.held * outcome.job.milli for outcome in history.outcomes)
     lost = [outcome.lost * outcome.job.milli for outcome in history.outcomes]
     assert sum(lost) <= RULES.lost * held + 16_000 * (CHECKPOINT + 60)  # the last one may cost more than was left
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(made=jobs)
+@example([(0.0, 600.0, 4, "a"), (0.0, 18000.0, 1, "a"), (0.0, 18000.0, 4, "a"), (1.0, 60.0, 8, "a")])
+def test_where_jobs_move_too_nobody_goes_before_it_has_run_for_ten_minutes_and_everybody_ends(
+    made: list[tuple[float, float, int, str]],
+) -> None:
+    """Moves are not paid from the budget, and need not wait for a checkpoint."""
+    history = ServicesLoop(Cluster(2, 8), Services(RULES), Costs(60, CHECKPOINT), trace(made), {}).run()
+    for outcome in history.outcomes:
+        assert outcome.end >= outcome.job.submit + outcome.job.duration
+        times = [outcome.first, *outcome.evicted]
+        assert all(after - before >= MOVES_AFTER_S for before, after in pairwise(times))
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
