@@ -264,7 +264,8 @@ async def test_a_gang_broken_by_a_drain_is_completed_before_a_newcomer_takes_its
     await world.create(*(world.pod(f"{name}-again", annotations=marks) for name in lost))
     await asyncio.sleep(1.1)  # ages are whole seconds
     await world.create(world.pod("newcomer"))
-    await world.until(lambda pods: all(bool(pods[f"{name}-again"].reason) for name in lost if f"{name}-again" in pods))
+    waiting = {"newcomer", *(f"{name}-again" for name in lost)}
+    await world.until(lambda pods: waiting <= pods.keys() and all(pods[name].reason for name in waiting))
     body = msgspec.json.encode({"spec": {"unschedulable": None}})
     path = f"{writes.NODES}/{second}"
     assert (await world.load.kube.call("PATCH", path, body, content_type=writes.MERGE)).ok
